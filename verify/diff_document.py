@@ -137,7 +137,7 @@ class TensorDiff(msgspec.Struct, frozen=True, kw_only=True):
     ulp: float | None = None  #: worst element, in ULP of the dtype
     bias_ulp: float | None = None  #: mean signed difference in ULP
     different: int | None = None  #: elements that differ
-    histogram: Histogram | None = None  #: `target`: b - a in ULP; `reference`: A's replayed rounding, or zeros
+    histogram: Histogram | None = None  #: b - a in ULP is in `target`; `reference` is all zero
     error_map: ErrorMap | None = None  #: |a - b| / (noise * max|a|)
     worst: tuple[WorstPair, ...] = ()
     note: str = ""
