@@ -1,0 +1,31 @@
+"""Reports of a verdict: HTML, text, Markdown, JUnit and JSON, all from one document.
+
+Needs neither torch nor a GPU. Each renderer is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bridge.report.html import render_html, write_report
+    from bridge.report.json import read_json, write_json
+    from bridge.report.text import render_text
+
+_HOMES = {
+    "read_json": "json",
+    "render_html": "html",
+    "render_text": "text",
+    "write_json": "json",
+    "write_report": "html",
+}
+
+__all__ = ["read_json", "render_html", "render_text", "write_json", "write_report"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'bridge.report' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"bridge.report.{home}"), name)
