@@ -1,0 +1,375 @@
+"""Captured calls -> cases: which captured tensor is which input of the spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bridge.capture.record import Call, TensorRecord
+from bridge.errors import SpecError, UsageError
+from bridge.verify import sites
+from bridge.verify.case import Case, Recorded
+from bridge.verify.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from bridge.capture.store import Capture
+
+#: Other names under which modules keep a norm's epsilon.
+_ALIASES = {"eps": ("epsilon", "variance_epsilon", "norm_eps")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedCall:
+    """What `KernelSpec.bind` is given: one captured call with its tensors, by name, layout preserved."""
+
+    call: Call
+    inputs: Mapping[str, torch.Tensor]
+    params: Mapping[str, torch.Tensor]
+    attrs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bindings:
+    """Cases made from a capture; left_out says what was not judged and why."""
+
+    cases: tuple[Case, ...]
+    calls: tuple[Call, ...]  #: one per case
+    left_out: tuple[str, ...]
+
+
+def bind_cases(
+    capture: Capture,
+    spec: KernelSpec,
+    *,
+    op: str | None = None,
+    max_calls: int = 4,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Bindings:
+    """Turn the captured calls of the spec's sites into cases.
+
+    Raises:
+        UsageError: no call matches, none was stored, or none has a shape and dtype that the spec declares.
+        SpecError: names and order do not say which tensor is which input, and the spec has no `bind`.
+    """
+    chosen = sites.choose(sites.find_calls(capture, spec, op=op), limit=max_calls)
+    if not chosen.calls:
+        raise UsageError(
+            f"capture {capture.path} holds calls of {op or spec.name} but not their tensors "
+            f"({'; '.join(chosen.left_out)}); recapture with --ops {op or spec.name}"
+        )
+    ranks = _declared_ranks(spec)
+    cases: list[Case] = []
+    calls: list[Call] = []
+    left_out = list(chosen.left_out)
+    refused: list[str] = []
+    for call in chosen.calls:
+        case = _bind(capture, call, spec, seed=seed, device=device)
+        problem = undeclared(case, spec, ranks)
+        if problem is None:
+            cases.append(case)
+            calls.append(call)
+        else:
+            refused.append(f"{call.key}: {problem}")
+    if not cases:
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        raise UsageError(f"op {spec.name} does not declare what was captured: {refused[0]}{more}")
+    return Bindings(cases=tuple(cases), calls=tuple(calls), left_out=(*left_out, *refused))
+
+
+def _bind(capture: Capture, call: Call, spec: KernelSpec, *, seed: int, device: str) -> Case:
+    notes: list[str] = []
+    loaded = _load(capture, call, device)
+    if spec.bind is not None:
+        inputs, attrs = _bind_by_spec(spec, call, loaded)
+        records: dict[str, TensorRecord] = _records_of(inputs, spec, call, loaded)
+    else:
+        records = match_inputs(call, spec)
+        inputs = tuple(loaded[records[name].name, _section(records[name], call)] for name in spec.inputs)
+        attrs = {}
+    attrs = {**bind_attrs(call, spec, notes), **attrs}
+    grad_outputs: tuple[torch.Tensor, ...] = ()
+    recorded = _recorded(capture, call, spec, records, device)
+    if spec.grads:
+        grad_outputs = _upstream(capture, call, spec, notes, seed=seed, device=device)
+    if call.note:
+        notes.append(call.note)
+    return Case(
+        name=case_name(call),
+        family="captured",
+        dtype=case_dtype(inputs),
+        inputs=inputs,
+        attrs=attrs,
+        grad_outputs=grad_outputs,
+        recorded=recorded,
+        notes=tuple(notes),
+    )
+
+
+def case_name(call: Call) -> str:
+    """Readable and unique within a capture: "captured layers.0.attention_norm (step 100)"."""
+    rank = f", rank {call.rank}" if call.rank else ""
+    return f"captured {call.key} (step {call.step}{rank})"
+
+
+def case_dtype(inputs: Sequence[torch.Tensor]) -> str:
+    """dtype of the first floating input, without "torch."; of the first input where none is floating."""
+    for tensor in inputs:
+        if tensor.is_floating_point():
+            return str(tensor.dtype).removeprefix("torch.")
+    return str(inputs[0].dtype).removeprefix("torch.")
+
+
+def _section(record: TensorRecord, call: Call) -> str:
+    return "params" if any(record is other for other in call.params) else "inputs"
+
+
+def _load(capture: Capture, call: Call, device: str) -> dict[tuple[str, str], torch.Tensor]:
+    """All inputs and parameters by (name, section); tensors that shared memory share it again."""
+    bases: dict[tuple[int, int, str], torch.Tensor] = {}
+    loaded: dict[tuple[str, str], torch.Tensor] = {}
+    for section in ("inputs", "params"):
+        for record in getattr(call, section):
+            if record.blob is None:
+                continue
+            tensor = capture.tensor(record)
+            same = (record.storage, record.epoch, record.blob)
+            if record.storage >= 0 and same in bases:
+                tensor = bases[same].as_strided(record.shape, record.stride, tensor.storage_offset())
+            else:
+                tensor = to_device(tensor, device)
+                bases[same] = tensor
+            loaded[record.name, section] = tensor
+    return loaded
+
+
+def to_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """Move a tensor and keep its strides and offset: the whole storage moves."""
+    if tensor.device.type == torch.device(device).type:
+        return tensor
+    storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    moved = storage.to(device)
+    return moved.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def _positional(call: Call) -> list[TensorRecord]:
+    def order(record: TensorRecord) -> tuple[int, tuple[int, ...]]:
+        parts = record.name.split(".")
+        if all(part.isdigit() for part in parts):
+            return 0, tuple(int(part) for part in parts)
+        return 1, ()
+
+    return sorted(call.inputs, key=order)
+
+
+def match_inputs(call: Call, spec: KernelSpec) -> dict[str, TensorRecord]:
+    """Which record is which input: by name first, then in order; call arguments before parameters.
+
+    A launch's pointers are matched by the kernel's own argument names ("x", "x_ptr", "X").
+
+    Raises:
+        SpecError: an input stays without a tensor, or an argument of the call without an input.
+    """
+    found: dict[str, TensorRecord] = {}
+    inputs, params = _positional(call), list(call.params)
+    for name in spec.inputs:
+        for pool in (inputs, params):
+            match = next((r for r in pool if _same_name(r.name, name, call.kind)), None)
+            if match is not None:
+                found[name] = match
+                pool.remove(match)
+                break
+    if call.kind != "launch":
+        # A keyword argument has the module's name for it, which need not be the spec's.
+        for name in spec.inputs:
+            if name not in found and (inputs or params):
+                found[name] = inputs.pop(0) if inputs else params.pop(0)
+    lacking = [name for name in spec.inputs if name not in found]
+    surplus = [] if call.kind == "launch" else [record.name for record in inputs]
+    if lacking or surplus:
+        what = (
+            f"nothing for {', '.join(lacking)}" if lacking else f"no input for argument {', '.join(surplus)}"
+        )
+        raise SpecError(
+            f"KernelSpec {spec.name} with inputs ({', '.join(spec.inputs)}) does not fit captured "
+            f"{call.kind} {call.key} ({_describe(call)}): {what}; give the spec a `bind`"
+        )
+    return found
+
+
+def _same_name(recorded: str, wanted: str, kind: str) -> bool:
+    if recorded == wanted:
+        return True
+    if kind == "launch":
+        return recorded.casefold().removesuffix("_ptr").removesuffix("ptr") == wanted.casefold()
+    return recorded.rpartition(".")[2] == wanted and not recorded.rpartition(".")[2].isdigit()
+
+
+def _describe(call: Call) -> str:
+    parts = [f"argument {r.name} {r.dtype}{list(r.shape)}" for r in call.inputs]
+    parts += [f"parameter {r.name} {r.dtype}{list(r.shape)}" for r in call.params]
+    return ", ".join(parts) or "no tensors"
+
+
+def bind_attrs(call: Call, spec: KernelSpec, notes: list[str]) -> dict[str, Any]:
+    """The run's values for the spec's attrs; where it recorded none, the spec's own, with a note."""
+    values: dict[str, Any] = {}
+    for name, default in spec.attrs.items():
+        for key in (name, *_ALIASES.get(name, ())):
+            if key in call.attrs:
+                values[name] = call.attrs[key]
+                break
+        else:
+            values[name] = default
+            notes.append(f"{name} was not recorded: {default!r} of the spec is used")
+    return values
+
+
+def _bind_by_spec(
+    spec: KernelSpec, call: Call, loaded: Mapping[tuple[str, str], torch.Tensor]
+) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    """Ask `spec.bind`, which returns a mapping by name, the inputs in order, or (inputs, attrs)."""
+    assert spec.bind is not None
+    view = CapturedCall(
+        call=call,
+        inputs={name: tensor for (name, section), tensor in loaded.items() if section == "inputs"},
+        params={name: tensor for (name, section), tensor in loaded.items() if section == "params"},
+        attrs=call.attrs,
+    )
+    try:
+        result = spec.bind(view)
+    except Exception as error:
+        raise SpecError(
+            f"KernelSpec {spec.name}: `bind` raised {type(error).__name__}: {error} "
+            f"on {call.key} ({_describe(call)})"
+        ) from error
+    attrs: dict[str, Any] = {}
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+        result, attrs = result[0], dict(result[1])
+    if isinstance(result, Mapping):
+        attrs.update({name: value for name, value in result.items() if name not in spec.inputs})
+        result = tuple(result.get(name) for name in spec.inputs)
+    values = tuple(result) if isinstance(result, tuple | list) else (result,)
+    if len(values) != len(spec.inputs) or not all(isinstance(value, torch.Tensor) for value in values):
+        raise SpecError(
+            f"KernelSpec {spec.name}: `bind` must return one tensor for each of ({', '.join(spec.inputs)}), "
+            f"got {[type(value).__name__ for value in values]} for {call.key}"
+        )
+    unknown = set(attrs) - set(spec.attrs)
+    if unknown:
+        raise SpecError(f"KernelSpec {spec.name}: `bind` returned {sorted(unknown)}, not in inputs or attrs")
+    return values, attrs
+
+
+def _records_of(
+    inputs: Sequence[torch.Tensor],
+    spec: KernelSpec,
+    call: Call,
+    loaded: Mapping[tuple[str, str], torch.Tensor],
+) -> dict[str, TensorRecord]:
+    """Which records `bind` handed through unchanged; only their gradients can be compared."""
+    records: dict[str, TensorRecord] = {}
+    for name, tensor in zip(spec.inputs, inputs, strict=True):
+        for section in ("inputs", "params"):
+            for record in getattr(call, section):
+                if loaded.get((record.name, section)) is tensor:
+                    records[name] = record
+    return records
+
+
+def _stored(capture: Capture, record: TensorRecord | None, device: str) -> torch.Tensor | None:
+    if record is None or record.blob is None:
+        return None
+    return to_device(capture.tensor(record), device)
+
+
+def _recorded(
+    capture: Capture, call: Call, spec: KernelSpec, records: Mapping[str, TensorRecord], device: str
+) -> Recorded | None:
+    """Outputs and gradients that the run itself produced; None when it stored no output of this call."""
+    outputs: dict[str, torch.Tensor] = {}
+    for name, record in zip(spec.outputs, call.outputs, strict=False):
+        tensor = _stored(capture, record, device)
+        if tensor is not None:
+            outputs[name] = tensor
+    grads: dict[str, torch.Tensor] = {}
+    made = {record.name: record for record in call.grad_inputs}
+    for name in spec.grads:
+        source = records.get(name)
+        tensor = _stored(capture, made.get(source.name) if source is not None else None, device)
+        if tensor is not None:
+            grads[name] = tensor
+    return Recorded(outputs=outputs, grads=grads) if outputs else None
+
+
+def _upstream(
+    capture: Capture,
+    call: Call,
+    spec: KernelSpec,
+    notes: list[str],
+    *,
+    seed: int,
+    device: str,
+) -> tuple[torch.Tensor, ...]:
+    """One upstream gradient per output: the run's own; a seeded random one where the run recorded none.
+
+    An output without one, beside others that have theirs, is one that the loss does not depend on: zeros.
+    """
+    if len(call.outputs) < len(spec.outputs):
+        raise SpecError(
+            f"KernelSpec {spec.name} names outputs ({', '.join(spec.outputs)}) but captured {call.key} "
+            f"returned {len(call.outputs)} tensors"
+        )
+    by_name = {record.name: record for record in call.grad_outputs}
+    found = [_stored(capture, by_name.get(output.name), device) for output in call.outputs]
+    generator = torch.Generator().manual_seed(seed)
+    grads: list[torch.Tensor] = []
+    for name, output, stored in zip(spec.outputs, call.outputs, found, strict=False):
+        dtype = getattr(torch, output.dtype)
+        if stored is not None:
+            grads.append(stored)
+        elif output.name not in by_name and by_name:
+            grads.append(torch.zeros(output.shape, dtype=dtype, device=device))
+            notes.append(f"{name} had no upstream gradient in the run: zeros")
+        else:
+            grads.append(torch.randn(output.shape, generator=generator).to(dtype).to(device))
+            notes.append(
+                f"the run recorded no upstream gradient of {name}: a random one (seed {seed}) is used"
+            )
+    return tuple(grads)
+
+
+def _declared_ranks(spec: KernelSpec) -> set[tuple[int, ...]]:
+    """Numbers of dimensions of the inputs that `sample` makes, one tuple per declared rank."""
+    smallest: dict[int, tuple[int, ...]] = {}
+    for shape in sorted(spec.shapes, key=lambda shape: torch.Size(shape).numel()):
+        smallest.setdefault(len(shape), shape)
+    ranks = set()
+    for shape in smallest.values():
+        try:
+            drawn = spec.sample(
+                shape, getattr(torch, spec.dtypes[0]), torch.Generator().manual_seed(0), "cpu"
+            )
+        except Exception as error:
+            raise SpecError(
+                f"KernelSpec {spec.name}: `sample` raised {type(error).__name__}: {error} for shape {shape}"
+            ) from error
+        ranks.add(tuple(tensor.dim() for tensor in drawn))
+    return ranks
+
+
+def undeclared(case: Case, spec: KernelSpec, ranks: set[tuple[int, ...]]) -> str | None:
+    """What about the case the spec does not declare, in words; None when it fits."""
+    if case.dtype not in spec.dtypes:
+        return f"dtype {case.dtype} is not declared (declared: {', '.join(spec.dtypes)})"
+    have = tuple(tensor.dim() for tensor in case.inputs)
+    if have not in ranks:
+        shapes = " ".join(str(tuple(tensor.shape)) for tensor in case.inputs)
+        declared = ", ".join(str(shape) for shape in spec.shapes)
+        return (
+            f"shapes {shapes} have other numbers of dimensions than the declared ones (declared: {declared})"
+        )
+    return None

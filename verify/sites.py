@@ -1,0 +1,158 @@
+"""Where a kernel occurs in a captured run: which calls to judge, and which of many. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bridge.capture.record import Call
+from bridge.errors import UsageError, near_misses
+from bridge.verify.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from bridge.capture.store import Capture
+
+#: A module call has parameters and upstream gradients, a dispatcher op its arguments, a launch pointers.
+_RICHNESS = {"module": 0, "op": 1, "launch": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Calls to judge, in execution order, and what was left out and why, in words."""
+
+    calls: tuple[Call, ...]
+    left_out: tuple[str, ...]
+
+
+def find_calls(capture: Capture, spec: KernelSpec, *, op: str | None = None) -> tuple[Call, ...]:
+    """Forward calls of the spec's sites; the outermost where one site runs inside another.
+
+    Args:
+        op: what the user asked for; when it is not the spec's own name it may be a glob over keys, ops,
+            module names and module classes, and takes precedence over `spec.sites`.
+
+    Raises:
+        UsageError: no call matches; says what the capture holds.
+    """
+    every = capture.calls
+    picked: list[Call] = []
+    if op is not None and op != spec.name:
+        picked = [call for call in capture.find(op) if _is_forward(call)]
+    if not picked:
+        wanted = spec.sites or (spec.name,)
+        picked = [
+            call for call in every if _is_forward(call) and any(_matches(call, site) for site in wanted)
+        ]
+    if not picked and spec.sites:
+        picked = [call for call in every if _is_forward(call) and _matches(call, spec.name)]
+    if not picked:
+        raise UsageError(_not_found(every, spec, capture))
+    return _outermost(picked, every)
+
+
+def _is_forward(call: Call) -> bool:
+    return call.phase == "forward"
+
+
+def _matches(call: Call, site: str) -> bool:
+    if call.op == site or (call.kind == "module" and call.module_class == site):
+        return True
+    if call.kind == "op" and "::" in site:
+        return call.op.rsplit(".", 1)[0] == site
+    return "::" not in site and _plain(call.op) == _plain(site)
+
+
+def _plain(name: str) -> str:
+    """Fold spelling away: OffsetRMSNorm and offset_rmsnorm are the same word."""
+    return name.replace("_", "").casefold()
+
+
+def _outermost(picked: Sequence[Call], every: Sequence[Call]) -> tuple[Call, ...]:
+    """Drop calls that ran inside another picked one: the module call holds the same computation and more."""
+    parents = {(call.step, call.rank, call.index): call.parent for call in every}
+    ids = {(call.step, call.rank, call.index) for call in picked}
+
+    def inside(call: Call) -> bool:
+        parent = call.parent
+        while parent is not None:
+            if (call.step, call.rank, parent) in ids:
+                return True
+            parent = parents.get((call.step, call.rank, parent))
+        return False
+
+    return tuple(call for call in picked if not inside(call))
+
+
+def _not_found(every: Iterable[Call], spec: KernelSpec, capture: Capture) -> str:
+    held = sorted(
+        {call.op for call in every if not (call.kind == "op" and call.op.startswith(("aten::", "prims::")))}
+    )
+    sites = spec.sites or (spec.name,)
+    hint = near_misses(sites[0], held) if held else "it holds no module calls, custom ops or Triton launches"
+    return (
+        f"capture {capture.path} has no forward call of {' | '.join(sites)} (op {spec.name}); {hint} "
+        "Recapture with --ops, name another site with --op GLOB, or set `sites` in the KernelSpec"
+    )
+
+
+def choose(calls: Sequence[Call], *, limit: int) -> Chosen:
+    """Pick at most `limit` calls with as much variety as possible.
+
+    Calls whose inputs are bit-identical are judged once. The rest is grouped by module, shapes and dtypes;
+    groups take turns, each giving its first, its last, the one with the largest and the one with the smallest
+    values, then the others.
+    """
+    left_out: list[str] = []
+    stored = [call for call in calls if _is_stored(call)]
+    if len(stored) < len(calls):
+        left_out.append(f"{len(calls) - len(stored)} calls whose tensors were not stored (digests only)")
+    best = min((_RICHNESS[call.kind] for call in stored), default=0)
+    same_kind = [call for call in stored if _RICHNESS[call.kind] == best]
+    distinct = list({_identity(call): call for call in reversed(same_kind)}.values())[::-1]
+    if len(distinct) < len(same_kind):
+        left_out.append(f"{len(same_kind) - len(distinct)} calls with inputs identical to a judged one")
+    groups: dict[object, list[Call]] = {}
+    for call in distinct:
+        groups.setdefault(_group(call), []).append(call)
+    queues = [_by_interest(group) for group in groups.values()]
+    picked: list[Call] = []
+    while len(picked) < limit and any(queues):
+        for queue in queues:
+            if queue and len(picked) < limit:
+                picked.append(queue.pop(0))
+    rest = sum(len(queue) for queue in queues)
+    if rest:
+        left_out.append(f"{rest} of {len(distinct)} distinct calls (--max-calls {limit})")
+    picked.sort(key=lambda call: (call.step, call.rank, call.index))
+    return Chosen(calls=tuple(picked), left_out=tuple(left_out))
+
+
+def _is_stored(call: Call) -> bool:
+    return bool(call.inputs) and all(record.blob is not None for record in (*call.inputs, *call.params))
+
+
+def _identity(call: Call) -> object:
+    records = (*call.inputs, *call.params, *call.grad_outputs)
+    return (
+        call.op,
+        repr(sorted(call.attrs.items())),
+        *((r.name, r.blob, r.shape, r.stride, r.offset) for r in records),
+    )
+
+
+def _group(call: Call) -> object:
+    shapes = tuple((record.shape, record.stride, record.dtype) for record in (*call.inputs, *call.params))
+    return (call.op, call.module.rpartition(".")[2], shapes)
+
+
+def _by_interest(group: Sequence[Call]) -> list[Call]:
+    def largest(call: Call) -> float:
+        peaks = [
+            max(abs(d.min or 0.0), abs(d.max or 0.0)) for r in call.inputs if (d := r.digest) is not None
+        ]
+        return max(peaks, default=0.0)
+
+    ranked = sorted(group, key=largest)
+    order = [group[0], group[-1], ranked[-1], ranked[0], *group]
+    return list({id(call): call for call in order}.values())
