@@ -1,0 +1,63 @@
+"""Kernel or eager: the choice every operator here makes, and makes visibly. Imports no triton."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Literal
+
+import torch
+
+from bridge.errors import KernelError, UsageError
+
+Backend = Literal["auto", "kernel", "eager"]
+BACKENDS = ("auto", "kernel", "eager")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class KernelFallbackWarning(UserWarning):
+    """An operator ran its eager formula because the kernel cannot serve these tensors."""
+
+
+def unsupported(*tensors: torch.Tensor, missing: str | None, interpreted: bool) -> str | None:
+    """Why no kernel can run on `tensors`, in words, or None when one can.
+
+    missing: why the kernel module did not import, or None. interpreted: kernels run on the CPU interpreter.
+    """
+    if missing is not None:
+        return f"triton is not available ({missing})"
+    for tensor in tensors:
+        if not interpreted and not tensor.is_cuda:
+            return f"a compiled kernel needs CUDA, got {tensor.device}; TRITON_INTERPRET=1 runs it on the CPU"
+        if tensor.device != tensors[0].device:
+            return f"tensors must share one device, got {tensors[0].device} and {tensor.device}"
+        if tensor.dtype not in FLOATS:
+            return f"dtype must be float16, bfloat16 or float32, got {tensor.dtype}"
+    return None
+
+
+def choose(name: str, backend: Backend, reason: str | None) -> bool:
+    """True: run the kernel. False: run eager, having said so.
+
+    Raises KernelError when `backend` is "kernel" and `reason` says it cannot run.
+    """
+    if backend not in BACKENDS:
+        raise UsageError(f"backend of {name} must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "eager":
+        return False
+    if reason is None:
+        return True
+    if backend == "kernel":
+        raise KernelError(
+            f'{name} was asked for its kernel, which cannot run here: {reason}; use backend="auto"'
+        )
+    if not torch.compiler.is_compiling():
+        _warn(name, reason)
+    return False
+
+
+@cache
+def _warn(name: str, reason: str) -> None:
+    warnings.warn(
+        f"{name} runs its eager formula, not the kernel: {reason}", KernelFallbackWarning, stacklevel=4
+    )

@@ -1,0 +1,126 @@
+"""What every Triton kernel here needs around it: registration, launching, casts, tile sizes.
+
+Imported by the `kernel.py` files only, because it imports triton. `TRITON_INTERPRET` is read once, when
+triton decorates a kernel; `INTERPRETED` is that decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch._subclasses.fake_tensor import FakeTensor
+from triton.runtime.interpreter import InterpretedFunction
+
+#: Columns a one-row tile may hold; the widest row a norm or softmax kernel accepts.
+MAX_COLUMNS = 65536
+
+
+@triton.jit
+def _probe(x_ptr):
+    tl.store(x_ptr, 0.0)
+
+
+INTERPRETED = isinstance(_probe, InterpretedFunction)
+_EMULATE = tl.constexpr(INTERPRETED)
+
+
+@triton.jit
+def widen(value):
+    """16-bit or fp32 block to fp32, exactly.
+
+    The interpreter keeps bfloat16 as raw words and flushes its subnormals, so there the bits are moved.
+    """
+    if _EMULATE and value.dtype == tl.bfloat16:
+        bits = value.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
+        return bits.to(tl.float32, bitcast=True)
+    return value.to(tl.float32)
+
+
+@triton.jit
+def narrow(value, dtype: tl.constexpr):
+    """fp32 block to `dtype`, rounded to nearest even.
+
+    The interpreter cuts bfloat16 off instead of rounding, so there the rounding is done on the bits.
+    """
+    if _EMULATE and dtype == tl.bfloat16:
+        bits = value.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        # NaN would carry into the sign; it gets the quiet pattern instead.
+        rounded = tl.where(value != value, 0x7FC0, rounded)
+        return rounded.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return value.to(dtype)
+
+
+class _EagerLaunch:
+    """An interpreted kernel: run on real tensors, skipped where only shapes are being worked out."""
+
+    def __init__(self, kernel: InterpretedFunction) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def run(*args: Any, **kwargs: Any) -> None:
+            if any(
+                isinstance(arg, FakeTensor) or (isinstance(arg, torch.Tensor) and arg.is_meta) for arg in args
+            ):
+                return
+            self._kernel[grid](*args, **kwargs)
+
+        return run
+
+
+def wrap_triton(kernel: Any) -> Any:
+    """`torch.library.wrap_triton`, also where the kernel is interpreted.
+
+    Torch up to 2.11 rejects interpreted kernels. The name is torch's own because torch finds the kernels
+    of an op by looking for calls of that name in its source.
+    """
+    if isinstance(kernel, InterpretedFunction):
+        return _EagerLaunch(kernel)
+    return torch.library.wrap_triton(kernel)
+
+
+def kernel_op(name: str, *, mutates_args: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Any]:
+    """Register a function that launches Triton kernels as the dispatcher op `name`.
+
+    Compiled kernels become a `triton_op`, which torch.compile sees through. Interpreted ones cannot be
+    traced, so they become an opaque `custom_op` with the same fake implementation.
+    """
+
+    def register(function: Callable[..., Any]) -> Any:
+        if not INTERPRETED:
+            return torch.library.triton_op(name, function, mutates_args=mutates_args)
+        op = torch.library.custom_op(name, function, mutates_args=mutates_args)
+        op.register_fake(function)
+        return op
+
+    return register
+
+
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """View `x` as [rows, columns] with unit column stride; copied only when no such view exists."""
+    columns = x.shape[-1]
+    rows = x.reshape(x.numel() // max(columns, 1), columns)
+    return rows if rows.stride(-1) == 1 and rows.stride(0) >= columns else rows.contiguous()
+
+
+def column_block(columns: int) -> int:
+    """Columns of a tile that holds whole rows: the next power of two, at least 16."""
+    return max(16, int(triton.next_power_of_2(columns)))
+
+
+def rows_per_tile(block: int, *, elements: int = 2048) -> int:
+    """Rows of a tile so that short rows share a program: at most `elements` elements, at most 64 rows."""
+    return max(1, min(64, elements // block))
+
+
+def warps_for(elements: int) -> int:
+    """Warps for a tile of `elements`: 8 to 64 elements a thread."""
+    if elements <= 2048:
+        return 4
+    if elements <= 8192:
+        return 8
+    return 16 if elements <= 16384 else 32

@@ -1,0 +1,59 @@
+"""DTensor in, DTensor out, for operators that treat rows alone: the kernel sees local tensors only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from bridge.errors import UsageError
+
+
+def rowwise(function: Callable[..., torch.Tensor], x: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
+    """Call `function(x, *params)` on the local shards of `x`.
+
+    Args:
+        function: treats every row of the last axis alone and reads `params` whole.
+        x: `[..., columns]`; as a DTensor it may be sharded over any axis but the last.
+        params: plain tensors with a plain `x`, DTensors of the same mesh with a DTensor `x`.
+
+    Returns:
+        The result, with the placements of `x`; gradients of `params` are partial sums where `x` is sharded.
+    """
+    if not isinstance(x, DTensor):
+        for param in params:
+            if isinstance(param, DTensor):
+                raise UsageError(
+                    f"x and the parameters must all be DTensors or all plain, got plain x and {param.placements}"
+                )
+        return function(x, *params)
+    placements = tuple(_keep_rows(placement, x.ndim) for placement in x.placements)
+    reduced = tuple(Partial() if placement.is_shard() else Replicate() for placement in placements)
+    whole = (Replicate(),) * len(placements)
+    local = x.redistribute(placements=placements).to_local(grad_placements=placements)
+    local_params = []
+    for param in params:
+        if not isinstance(param, DTensor):
+            raise UsageError(
+                "x and the parameters must all be DTensors or all plain, got DTensor x, plain parameter"
+            )
+        local_params.append(param.redistribute(placements=whole).to_local(grad_placements=reduced))
+    result = function(local, *local_params)
+    return DTensor.from_local(
+        result, x.device_mesh, placements, run_check=False, shape=x.shape, stride=_contiguous_strides(x.shape)
+    )
+
+
+def _keep_rows(placement: Placement, ndim: int) -> Placement:
+    """The placement itself when rows stay whole under it, else Replicate."""
+    if isinstance(placement, Shard) and placement.dim % ndim != ndim - 1:
+        return placement
+    return Replicate()
+
+
+def _contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * max(size, 1))
+    return tuple(strides)
