@@ -1,0 +1,394 @@
+"""Run torchtitan as it is, with a recorder around its `train_step`.
+
+The only file of this package that imports torchtitan; 0.3.x (registry of configs) and 0.2.x (TOML
+job file) are driven through the same five attributes of their trainers: `train_step`,
+`model_parts`, `metrics_processor`, `checkpointer` and `step`. Nothing of torchtitan is edited; what
+is set aside for the run (environment, the device module on a machine without an accelerator) is
+put back after it.
+
+During a captured run no checkpoint is written: the run may resume from the user's checkpoints, and
+must not overwrite or prune them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from bridge.capture.recorder import RunFacts, StepRecorder
+from bridge.capture.settings import apply_settings, get_setting
+from bridge.config import TrainConfig
+from bridge.errors import BridgeError, ConfigError, RunError, StepNotReachedError, UsageError, near_misses
+
+_log = logging.getLogger(__name__)
+
+
+class _Finished(BaseException):
+    """Leaves the trainer's loop; no `except Exception` on the way takes it for a failure."""
+
+
+def titan_version() -> str:
+    """Installed torchtitan's version.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return metadata.version("torchtitan")
+    except metadata.PackageNotFoundError:
+        hint = "pip install 'numerics-bridge[titan]'"
+        raise UsageError(f"this config needs torchtitan, which is not installed; {hint}") from None
+
+
+def run_titan(train: TrainConfig, recorder: StepRecorder, *, config_path: str | None, verbose: bool) -> None:
+    """Train until the recorder has what it wants, then stop.
+
+    Args:
+        train: `module` + `config` (torchtitan 0.3) or `job` (torchtitan 0.2.x).
+        recorder: Called around every step.
+        config_path: Where the config came from, for messages and the manifest.
+        verbose: Show torchtitan's own log on stderr.
+
+    Raises:
+        ConfigError: The config does not fit the installed torchtitan.
+        StepNotReachedError: The run is too short, by its config or by its data.
+        RunError: Training failed for a reason of its own.
+    """
+    version = titan_version()
+    old = version.startswith("0.2.")
+    if train.job is not None and not old:
+        raise ConfigError(_explain_job(train.job, version))
+    if train.module is not None and old:
+        raise ConfigError(
+            f"torchtitan {version} has no config registry, so [train] module and config cannot be served; "
+            f'name its job file with [train] job = "job.toml", or install torchtitan 0.3'
+        )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_import_paths(config_path))
+        stack.enter_context(_process_state())
+        stack.enter_context(_rendezvous())
+        on_cpu = stack.enter_context(_device_module())
+        stack.enter_context(_missing_upstream())
+        stack.enter_context(_logging(verbose))
+        notes: dict[str, Any] = {"torchtitan_cuda_graphs": False}
+        if old:
+            config = _load_job(train)
+            build = _job_trainer
+        else:
+            config = _load_registry(train)
+            apply_settings(config, train.set)
+            # A replayed CUDA graph dispatches nothing that could be seen.
+            config.training.disable_cuda_graphs = True
+            if on_cpu and (swapped := _swap_flex_attention(config)):
+                notes["attention"] = f"ScaledDotProductAttention instead of FlexAttention at {swapped} places"
+                recorder.say("FlexAttention has no backward on CPU; this run uses ScaledDotProductAttention")
+            build = _build_trainer
+        _check_length(config, recorder, train)
+        facts = RunFacts(
+            config=_as_dict(config),
+            config_path=config_path,
+            seed=get_setting(config, "debug.seed", get_setting(config, "training.seed")),
+            flags=notes,
+        )
+        _drive(build, config, recorder, facts)
+
+
+def _drive(build: Any, config: Any, recorder: StepRecorder, facts: RunFacts) -> None:
+    """Build the trainer, wrap its step, train."""
+    trainer = None
+    started = torch.distributed.is_initialized()
+    try:
+        trainer = build(config)
+        _attach(trainer, recorder, facts)
+        trainer.train()
+    except _Finished:
+        pass
+    except (BridgeError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        where = "before its first step" if trainer is None else f"in step {getattr(trainer, 'step', '?')}"
+        raise RunError(f"training failed {where}: {type(error).__name__}: {error}") from error
+    finally:
+        if trainer is not None:
+            trainer.close()
+        if not started and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    if not recorder.finished:
+        raise StepNotReachedError(recorder.not_reached(getattr(trainer, "step", 0)))
+
+
+def _attach(trainer: Any, recorder: StepRecorder, facts: RunFacts) -> None:
+    """Put the recorder around this trainer's steps; on the instance, so that no class changes."""
+    train_step = trainer.train_step
+    metrics = trainer.metrics_processor
+    log, should_log = metrics.log, metrics.should_log
+    recorder.attach(trainer.model_parts, facts)
+
+    def recorded_step(data_iterator: Any) -> None:
+        recorder.run_step(trainer.step, lambda: train_step(data_iterator))
+        if recorder.finished:
+            raise _Finished
+
+    def recorded_log(step: int, loss: float, max_loss: float, grad_norm: float, **more: Any) -> None:
+        recorder.metrics(step, loss=float(loss), grad_norm=float(grad_norm))
+        log(step, loss, max_loss, grad_norm, **more)
+
+    def save(*_args: Any, **_kwargs: Any) -> None:
+        """Checkpoints of the real run stay as they are."""
+
+    trainer.train_step = recorded_step
+    metrics.log = recorded_log
+    metrics.should_log = lambda step: recorder.wants_metrics(step) or should_log(step)
+    trainer.checkpointer.save = save
+
+
+def _build_trainer(config: Any) -> Any:
+    return config.build()
+
+
+def _job_trainer(config: Any) -> Any:
+    trainer = importlib.import_module("torchtitan.train").Trainer
+    return trainer(config)
+
+
+def _check_length(config: Any, recorder: StepRecorder, train: TrainConfig) -> None:
+    steps = get_setting(config, "training.steps", 0)
+    if recorder.last_step is not None and steps < recorder.last_step:
+        where = '[train.set] "training.steps"' if train.job is None else "training.steps of the job file"
+        raise StepNotReachedError(
+            f"the config trains for {steps} steps, so step {recorder.last_step} never comes; "
+            f"ask for a step up to {steps}, or raise {where} (the learning-rate schedule depends on it)"
+        )
+
+
+def _load_registry(train: TrainConfig) -> Any:
+    """The config object that `module` and `config` name, looked up as torchtitan 0.3 does."""
+    name = str(train.module)
+    if "." in name or importlib.util.find_spec(f"torchtitan.models.{name}") is None:
+        candidates = [f"{name}.config_registry", name, f"torchtitan.experiments.{name}.config_registry"]
+    else:
+        candidates = [f"torchtitan.models.{name}.config_registry"]
+    registry = next(filter(None, map(_import_if_there, candidates)), None)
+    if registry is None:
+        from torchtitan.models import _supported_models
+
+        hint = near_misses(name, _supported_models)
+        raise ConfigError(f"[train] module = {name!r} is no torchtitan model and no importable module; {hint}")
+    function = getattr(registry, str(train.config), None)
+    if not callable(function):
+        names = [n for n, f in vars(registry).items() if callable(f) and n[0].islower() and n[0] != "_"]
+        own = [n for n in names if getattr(getattr(registry, n), "__module__", "") == registry.__name__]
+        hint = near_misses(str(train.config), own or names)
+        raise ConfigError(f"[train] config = {train.config!r} is not in {registry.__name__}; {hint}")
+    return function()
+
+
+def _import_if_there(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise ConfigError(f"[train] module: importing {name} failed: {error}") from error
+
+
+def _load_job(train: TrainConfig) -> Any:
+    """A 0.2.x JobConfig from its own TOML, read by torchtitan itself."""
+    path = Path(str(train.job))
+    if not path.is_file():
+        raise ConfigError(f"[train] job names {path}, which is not a file")
+    manager = importlib.import_module("torchtitan.config").ConfigManager
+    try:
+        return manager().parse_args(["--job.config_file", str(path), *train.args])
+    except SystemExit:
+        # tyro prints what it dislikes and exits.
+        raise ConfigError(f"torchtitan {titan_version()} refuses {path}; its message is above") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"torchtitan {titan_version()} refuses {path}: {error}") from error
+
+
+def _explain_job(job: str, version: str) -> str:
+    """What to write for torchtitan 0.3 instead of a 0.2.x job file."""
+    import tomllib
+
+    document = tomllib.loads(Path(job).read_text(encoding="utf-8"))
+    model = document.get("model", {})
+    name = model.get("name", "llama3")
+    flavor = model.get("flavor", "debugmodel")
+    return (
+        f"{job} is a job file of torchtitan 0.2.x, but torchtitan {version} is installed, which reads no TOML; "
+        f'write [train] module = "{name}", config = "{name}_{flavor}" and its settings as dotted keys under '
+        f'[train.set] ("training.steps" = ...), or install torchtitan==0.2.2'
+    )
+
+
+def _swap_flex_attention(config: Any) -> int:
+    """Replace FlexAttention, which has no CPU backward, throughout the config; return how often."""
+    from torchtitan.config.override import derive
+    from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
+
+    nodes = list(config.traverse(FlexAttention.Config))
+    for _fqn, node, parent, name in nodes:
+        plain = derive(node, ScaledDotProductAttention.Config)
+        if isinstance(parent, list):
+            parent[name] = plain
+        else:
+            setattr(parent, name, plain)
+    return len(nodes)
+
+
+def _as_dict(config: Any) -> dict[str, Any]:
+    """The whole config as plain data, for the manifest."""
+    found = config.to_dict()
+    return found if isinstance(found, dict) else {}
+
+
+@contextlib.contextmanager
+def _import_paths(config_path: str | None) -> Iterator[None]:
+    """Let `module` and overrides be files beside the config or in the working folder.
+
+    At the end of the path: a folder of the user's must not shadow an installed package.
+    """
+    folders = [str(Path.cwd())]
+    if config_path is not None:
+        folders.insert(0, str(Path(config_path).parent))
+    added = [folder for folder in folders if folder not in sys.path]
+    sys.path.extend(added)
+    try:
+        yield
+    finally:
+        for folder in added:
+            sys.path.remove(folder)
+
+
+@contextlib.contextmanager
+def _process_state() -> Iterator[None]:
+    """Put back what a trainer sets for the whole process and never undoes."""
+    collecting = gc.isenabled()
+    threads = torch.autograd.is_multithreading_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    environment = dict(os.environ)
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+        torch.autograd.set_multithreading_enabled(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+
+
+@contextlib.contextmanager
+def _rendezvous() -> Iterator[None]:
+    """Outside torchrun, be a job of one rank. The environment is restored by `_process_state`."""
+    if "RANK" not in os.environ:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        os.environ.update(
+            RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        )
+    yield
+
+
+@contextlib.contextmanager
+def _device_module() -> Iterator[bool]:
+    """Without an accelerator, give torchtitan the CPU as its device; yields whether that was so."""
+    from torchtitan.tools import utils
+
+    if torch._utils._get_available_device_type() is not None:
+        yield False
+        return
+    saved = (utils.device_type, utils.device_module)
+    _set_everywhere("cpu", _cpu_module())
+    try:
+        yield True
+    finally:
+        _set_everywhere(*saved)
+
+
+def _set_everywhere(device_type: str, device_module: Any) -> None:
+    """Set both names in each torchtitan module that has imported them by value."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != "torchtitan":
+            continue
+        for attribute, value in (("device_type", device_type), ("device_module", device_module)):
+            if attribute in vars(module):
+                setattr(module, attribute, value)
+
+
+def _cpu_module() -> ModuleType:
+    """`torch.cpu` with the memory questions that a trainer asks of any device."""
+    module = ModuleType("bridge.capture.cpu_device")
+    module.__dict__.update(
+        {name: getattr(torch.cpu, name) for name in dir(torch.cpu) if not name.startswith("__")}
+    )
+
+    class Properties:
+        name = "cpu"
+        total_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    module.__dict__.update(
+        get_device_name=lambda device=None: "cpu",
+        get_device_properties=lambda device=None: Properties,
+        current_device=lambda: 0,
+        device_count=lambda: 1,
+        set_device=lambda device: None,
+        synchronize=lambda device=None: None,
+        memory_stats=lambda device=None: _NoStatistics(),
+        reset_peak_memory_stats=lambda device=None: None,
+        empty_cache=lambda: None,
+    )
+    return module
+
+
+class _NoStatistics(dict[str, int]):
+    """Memory statistics of a device that keeps none: every counter is 0."""
+
+    def __missing__(self, key: str) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def _missing_upstream() -> Iterator[None]:
+    """torchtitan 0.3.0 calls `torch.distributed.set_timeout`, which torch 2.13 does not have yet."""
+    if hasattr(torch.distributed, "set_timeout"):
+        yield
+        return
+    setattr(torch.distributed, "set_timeout", lambda timeout, group=None: None)  # noqa: B010
+    try:
+        yield
+    finally:
+        delattr(torch.distributed, "set_timeout")
+
+
+@contextlib.contextmanager
+def _logging(verbose: bool) -> Iterator[None]:
+    """torchtitan logs through the root logger; show it on stderr, warnings only unless verbose."""
+    root = logging.getLogger()
+    level = root.level
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("torchtitan: %(message)s"))
+    handler.setLevel(logging.INFO if verbose else logging.ERROR)
+    root.addHandler(handler)
+    root.setLevel(logging.INFO if verbose else level)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
