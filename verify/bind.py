@@ -55,29 +55,42 @@ def bind_cases(
         UsageError: no call matches, none was stored, or none has a shape and dtype that the spec declares.
         SpecError: names and order do not say which tensor is which input, and the spec has no `bind`.
     """
-    chosen = sites.choose(sites.find_calls(capture, spec, op=op), limit=max_calls)
-    if not chosen.calls:
+    ranked = sites.rank(sites.find_calls(capture, spec, op=op))
+    if not ranked.calls:
         raise UsageError(
             f"capture {capture.path} holds calls of {op or spec.name} but not their tensors "
-            f"({'; '.join(chosen.left_out)}); recapture with --ops {op or spec.name}"
+            f"({'; '.join(ranked.left_out)}); recapture with --ops {op or spec.name}"
         )
     ranks = _declared_ranks(spec)
-    cases: list[Case] = []
-    calls: list[Call] = []
-    left_out = list(chosen.left_out)
-    refused: list[str] = []
-    for call in chosen.calls:
+    found: list[tuple[Call, Case]] = []
+    refused: dict[object, str] = {}
+    beyond = 0
+    for call in ranked.calls:
+        group = sites.group_of(call)
+        if group in refused:
+            continue
+        if len(found) == max_calls:
+            beyond += 1
+            continue
         case = _bind(capture, call, spec, seed=seed, device=device)
         problem = undeclared(case, spec, ranks)
         if problem is None:
-            cases.append(case)
-            calls.append(call)
+            found.append((call, case))
         else:
-            refused.append(f"{call.key}: {problem}")
-    if not cases:
+            refused[group] = f"{call.key}: {problem}"
+    left_out = [*ranked.left_out, *refused.values()]
+    if not found:
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        raise UsageError(f"op {spec.name} does not declare what was captured: {refused[0]}{more}")
-    return Bindings(cases=tuple(cases), calls=tuple(calls), left_out=(*left_out, *refused))
+        first = next(iter(refused.values()))
+        raise UsageError(f"op {spec.name} does not declare what was captured: {first}{more}")
+    if beyond:
+        left_out.append(f"{sites.plural(beyond)} beyond --max-calls {max_calls}")
+    found.sort(key=lambda pair: (pair[0].step, pair[0].rank, pair[0].index))
+    return Bindings(
+        cases=tuple(case for _, case in found),
+        calls=tuple(call for call, _ in found),
+        left_out=tuple(left_out),
+    )
 
 
 def _bind(capture: Capture, call: Call, spec: KernelSpec, *, seed: int, device: str) -> Case:

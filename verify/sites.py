@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from bridge.capture.record import Call
@@ -18,8 +19,8 @@ _RICHNESS = {"module": 0, "op": 1, "launch": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """Calls to judge, in execution order, and what was left out and why, in words."""
+class Ranked:
+    """Calls worth judging, most telling first, and what was left out and why, in words."""
 
     calls: tuple[Call, ...]
     left_out: tuple[str, ...]
@@ -96,8 +97,8 @@ def _not_found(every: Iterable[Call], spec: KernelSpec, capture: Capture) -> str
     )
 
 
-def choose(calls: Sequence[Call], *, limit: int) -> Chosen:
-    """Pick at most `limit` calls with as much variety as possible.
+def rank(calls: Sequence[Call]) -> Ranked:
+    """Order calls so that any number of first ones has as much variety as possible.
 
     Calls whose inputs are bit-identical are judged once. The rest is grouped by module, shapes and dtypes;
     groups take turns, each giving its first, its last, the one with the largest and the one with the smallest
@@ -106,26 +107,23 @@ def choose(calls: Sequence[Call], *, limit: int) -> Chosen:
     left_out: list[str] = []
     stored = [call for call in calls if _is_stored(call)]
     if len(stored) < len(calls):
-        left_out.append(f"{len(calls) - len(stored)} calls whose tensors were not stored (digests only)")
+        left_out.append(f"{plural(len(calls) - len(stored))} whose tensors were not stored (digests only)")
     best = min((_RICHNESS[call.kind] for call in stored), default=0)
     same_kind = [call for call in stored if _RICHNESS[call.kind] == best]
     distinct = list({_identity(call): call for call in reversed(same_kind)}.values())[::-1]
     if len(distinct) < len(same_kind):
-        left_out.append(f"{len(same_kind) - len(distinct)} calls with inputs identical to a judged one")
+        left_out.append(f"{plural(len(same_kind) - len(distinct))} with inputs identical to a judged one")
     groups: dict[object, list[Call]] = {}
     for call in distinct:
-        groups.setdefault(_group(call), []).append(call)
-    queues = [_by_interest(group) for group in groups.values()]
-    picked: list[Call] = []
-    while len(picked) < limit and any(queues):
-        for queue in queues:
-            if queue and len(picked) < limit:
-                picked.append(queue.pop(0))
-    rest = sum(len(queue) for queue in queues)
-    if rest:
-        left_out.append(f"{rest} of {len(distinct)} distinct calls (--max-calls {limit})")
-    picked.sort(key=lambda call: (call.step, call.rank, call.index))
-    return Chosen(calls=tuple(picked), left_out=tuple(left_out))
+        groups.setdefault(group_of(call), []).append(call)
+    turns = zip_longest(*(_by_interest(group) for group in groups.values()))
+    ordered = [call for turn in turns for call in turn if call is not None]
+    return Ranked(calls=tuple(ordered), left_out=tuple(left_out))
+
+
+def plural(count: int) -> str:
+    """ "1 call", "3 calls"."""
+    return f"{count} call{'' if count == 1 else 's'}"
 
 
 def _is_stored(call: Call) -> bool:
@@ -141,7 +139,8 @@ def _identity(call: Call) -> object:
     )
 
 
-def _group(call: Call) -> object:
+def group_of(call: Call) -> object:
+    """Calls of one group differ in values only."""
     shapes = tuple((record.shape, record.stride, record.dtype) for record in (*call.inputs, *call.params))
     return (call.op, call.module.rpartition(".")[2], shapes)
 
