@@ -51,13 +51,18 @@ def choose(name: str, backend: Backend, reason: str | None) -> bool:
         raise KernelError(
             f'{name} was asked for its kernel, which cannot run here: {reason}; use backend="auto"'
         )
-    if not torch.compiler.is_compiling():
-        _warn(name, reason)
+    if torch.compiler.is_compiling():
+        # Imported here because it pulls in torch._dynamo, which takes seconds and is loaded by now.
+        from bridge.kernels._traced import warn_fallback_once as warn
+    else:
+        warn = warn_fallback
+    warn(name, reason)
     return False
 
 
 @cache
-def _warn(name: str, reason: str) -> None:
+def warn_fallback(name: str, reason: str) -> None:
+    """Say once per operator and reason that eager runs."""
     warnings.warn(
         f"{name} runs its eager formula, not the kernel: {reason}", KernelFallbackWarning, stacklevel=4
     )

@@ -25,7 +25,7 @@ def rowwise(function: Callable[..., torch.Tensor], x: torch.Tensor, *params: tor
         for param in params:
             if isinstance(param, DTensor):
                 raise UsageError(
-                    f"x and the parameters must all be DTensors or all plain, got plain x and {param.placements}"
+                    f"x and the parameters must all be DTensors or all plain, got plain x, {param.placements}"
                 )
         return function(x, *params)
     placements = tuple(_keep_rows(placement, x.ndim) for placement in x.placements)

@@ -1,4 +1,4 @@
 """Offset RMSNorm, `(1 + weight) * x / sqrt(mean(x^2) + eps)`: forward and backward.
 
-Inert; import the part you need: `op` is the function, `spec` the KernelSpec, `override` the torchtitan factory.
+Inert; import the part you need: `op` the function, `spec` the KernelSpec, `override` the torchtitan factory.
 """
