@@ -1,0 +1,85 @@
+"""Figures of a verdict as plain plotly dicts: computed here, painted by the page or a notebook.
+
+Every figure comes with a summary in words, for readers without a picture. Data arrives binned in
+the document, so a figure stays small whatever the tensor's size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bridge.report.palette import light
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from bridge.verify.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    title: str
+    summary: str  #: the same in words
+    spec: dict[str, Any]  #: plotly: {"data": [...], "layout": {...}}, light theme
+
+
+def plot(verdict: Verdict, *, theme: str = "light") -> dict[str, go.Figure]:
+    """Return the verdict's figures as plotly objects, for a notebook.
+
+    Keys: "margins", and "map TENSOR" and "histogram TENSOR" for the worst case of each tensor.
+    """
+    import plotly.graph_objects as go
+
+    from bridge.report.figure_errors import error_map, histogram
+    from bridge.report.figure_margins import margins
+    from bridge.report.model import build_view
+    from bridge.report.palette import themed
+
+    view = build_view(verdict)
+    found = {"margins": margins(view)}
+    for group in view.groups:
+        entry = group.worst.entry
+        if entry.error_map is not None:
+            found[f"map {group.tensor}"] = error_map(entry.error_map)
+        if entry.histogram is not None:
+            found[f"histogram {group.tensor}"] = histogram(entry.histogram, failed=group.outcome == "FAIL")
+    figures = {name: go.Figure(themed(figure.spec, theme)) for name, figure in found.items()}
+    for name, figure in figures.items():
+        figure.update_layout(title_text=name, title_font_size=13, margin_t=48)
+    return figures
+
+
+def layout(height: int, **more: Any) -> dict[str, Any]:
+    """Return the layout that all figures share; the colours live in its template."""
+    axis = {
+        "gridcolor": light("grid"),
+        "linecolor": light("line"),
+        "zerolinecolor": light("line"),
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": light("line"),
+        "title": {"standoff": 8},
+    }
+    template = {
+        "layout": {
+            "font": {"family": "system-ui, sans-serif", "size": 12, "color": light("ink")},
+            "paper_bgcolor": light("paper"),
+            "plot_bgcolor": light("paper"),
+            "hoverlabel": {
+                "bgcolor": light("panel"),
+                "bordercolor": light("line"),
+                "font": {"color": light("ink")},
+            },
+            "hovermode": "closest",
+            "xaxis": axis,
+            "yaxis": axis,
+        }
+    }
+    base = {"template": template, "height": height, "showlegend": False, "autosize": True}
+    return base | {"margin": {"l": 60, "r": 16, "t": 8, "b": 44}} | more
+
+
+def escape(text: str) -> str:
+    """Escape untrusted text for plotly, which reads a few HTML tags in its labels."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
