@@ -141,9 +141,10 @@ def histogram(source: Histogram, *, failed: bool) -> Figure:
             yaxis={
                 "type": "log",
                 "title": {"text": "share of elements"},
+                "automargin": True,
                 "range": [math.log10(floor), 0.1],
                 "tickvals": [10.0**power for power in range(math.ceil(math.log10(floor)), 1)],
-                "ticktext": [percent(10.0**power) for power in range(math.ceil(math.log10(floor)), 1)],
+                "ticktext": [f"{100 * 10.0**power:g} %" for power in range(math.ceil(math.log10(floor)), 1)],
             },
         ),
     }

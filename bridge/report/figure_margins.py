@@ -134,7 +134,7 @@ def _thin(points: tuple[Point, ...]) -> list[Point]:
 
 def _tick_texts(edge: float) -> list[str]:
     texts = ["\u2264 0.001", "0.01", "0.1", "1"]
-    return texts + [short(10.0**power) for power in range(1, math.ceil(math.log10(edge)) + 1)]
+    return texts + [f"{10.0**power:g}" for power in range(1, math.ceil(math.log10(edge)) + 1)]
 
 
 def _label(margin: Margin) -> str:

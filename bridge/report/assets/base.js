@@ -38,7 +38,7 @@ const bridge = (() => {
   }
 
   function recolour(node) {
-    if (Array.isArray(node)) return typeof node[0] === "number" ? node.slice() : node.map(recolour);
+    if (Array.isArray(node)) return node.map(recolour);
     if (node && typeof node === "object") {
       return Object.fromEntries(Object.entries(node).map(([key, value]) => [key, recolour(value)]));
     }
