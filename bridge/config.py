@@ -172,11 +172,11 @@ def _check_values(config: BridgeConfig, path: Path) -> None:
         raise ConfigError(f"{path}: [train] names {' and '.join(given)}; give exactly one of them")
     if train.set and train.module is None:
         raise ConfigError(f"{path}: [train.set] needs train.module and train.config to apply to")
-    # Not _Properties_ but plain calls: each raises on a size that cannot be read.
-    _ = (config.capture.budget_bytes, config.capture.tensor_bytes)
-    factor = config.verify.fudge_factor
+    for name in ("max_bytes", "max_tensor_bytes"):
+        if (size := getattr(config.capture, name)) is not None:
+            parse_size(size, where=f"{path}: capture.{name}")
     for name, value in (
-        ("verify.fudge_factor", factor),
+        ("verify.fudge_factor", config.verify.fudge_factor),
         ("verify.project_atol", config.verify.project_atol),
         ("verify.max_reference_relative_error", config.verify.max_reference_relative_error),
     ):
