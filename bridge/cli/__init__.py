@@ -70,7 +70,9 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 
 
 @click.command(cls=VerbGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+)
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Capture a diverging training step; judge the handwritten kernel in it."""
@@ -92,7 +94,10 @@ def run(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("bridge: interrupted", err=True)
         return errors.EXIT_INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        # click answers a broken pipe by wrapping stdout and raising SystemExit.
+        if isinstance(error, SystemExit) and type(sys.stdout).__name__ != "_PacifyFlushWrapper":
+            raise
         # The reader of our output has gone (`bridge inspect | head`): nothing left to say.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.EXIT_OK

@@ -1,0 +1,66 @@
+"""What is fixed before the target runs: constants, exact inputs, kernel source, versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import torch
+import xxhash
+
+from bridge.environment import device_name, package_versions
+from bridge.verify import registry
+from bridge.verify.case import Case
+from bridge.verify.registry import LoadedSpec
+from bridge.verify.request import Declared, Request
+from bridge.verify.verdict import Constants, Provenance
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """Hash of dtype, shape, strides and bits: "bfloat16[8, 5120]:4f3c..." (xxh3, 128 bits)."""
+    plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    digest = xxhash.xxh3_128(repr((tuple(tensor.shape), tensor.stride())).encode())
+    digest.update(plain.numpy().tobytes())
+    name = str(tensor.dtype).removeprefix("torch.")
+    return f"{name}{list(tensor.shape)}:{digest.hexdigest()}"
+
+
+def case_digests(case: Case) -> tuple[str, ...]:
+    """One digest per input, then one per upstream gradient."""
+    return tuple(tensor_digest(tensor) for tensor in (*case.inputs, *case.grad_outputs))
+
+
+def spec_constants(loaded: LoadedSpec) -> Constants:
+    """The constants that the spec itself declares."""
+    spec = loaded.spec
+    return Constants(
+        fudge_factor=spec.fudge_factor,
+        project_atol=spec.project_atol,
+        max_reference_relative_error=spec.max_reference_relative_error,
+    )
+
+
+def make_provenance(loaded: LoadedSpec, request: Request) -> Provenance:
+    """Where the verdict comes from, stamped with the present time (UTC)."""
+    return Provenance(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=request.command,
+        versions=package_versions(),
+        device=device_name(),
+        kernel_file=None if loaded.file is None else str(loaded.file),
+        kernel_sha256=loaded.sha256,
+        capture=request.capture,
+        seed=request.seed,
+        interpreter=registry.interpreting(),
+    )
+
+
+def declare(loaded: LoadedSpec, request: Request, cases: Sequence[Case], provenance: Provenance) -> Declared:
+    """Everything that must be fixed before the target runs, as one record."""
+    return Declared(
+        op=loaded.spec.name,
+        constants=request.constants.over(spec_constants(loaded)),
+        provenance=provenance,
+        cases=tuple(case.name for case in cases),
+        input_digests={case.name: case_digests(case) for case in cases},
+    )
