@@ -1,0 +1,450 @@
+"""Where differences come from, as far as digests, arguments and the graph can tell (no tensors needed).
+
+Each finding is a place where something happens that its inputs do not explain. They come in tiers of
+evidence; within a tier, the first in execution order is the first suspect. Attribution by replay, which
+needs tensors, is in `counterfactual` and overrules what is found here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bridge.capture.record import Call
+from bridge.verify.columns import (
+    GRAD_OUTPUT,
+    KINDS,
+    PHASES,
+    Bools,
+    Columns,
+    Floats,
+    Ints,
+    take,
+)
+from bridge.verify.diff_document import ORIGINS, Basis, Origin
+from bridge.verify.divergence import Divergence, execution_order
+from bridge.verify.floors import EPS, FUSED_ULPS, short_op
+
+#: Tiers of evidence. 0: inputs agree and outputs do not (or the calls are told to do different things);
+#: 1: told to do different things, but the inputs differ as well; 2: the difference entered from outside
+#: the step; 3: outputs differ far more than inputs (heuristic).
+SURE, TOLD, ENTERED, LIKELY = range(4)
+
+#: When more than this share of a step's float inputs differ at entry, they come from earlier steps.
+MOSTLY = 0.5
+
+_RANDOM = re.compile(r"(dropout|bernoulli|rand|normal_|uniform_|exponential_|multinomial|philox)")
+_MODULE = KINDS.index("module")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that its inputs do not explain. Exactly one of pair, only_a, only_b is not -1."""
+
+    tier: int
+    place: float  #: position in execution order
+    origin: Origin
+    basis: Basis
+    reason: str
+    pair: int = -1
+    only_a: int = -1
+    only_b: int = -1
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attributions:
+    """Findings, most likely culprit first, and the origin of every pair's difference."""
+
+    findings: tuple[Finding, ...]
+    origin: Ints  #: number in ORIGINS, per pair
+    tainted: Bools  #: per pair: descends from a finding
+    entered_share: float  #: of the float tensors that came from outside, those that differ
+    entered_worst: float  #: largest relative difference among them
+    entered: tuple[str, ...] = ()  #: their names, worst first
+    batch_differs: bool = False
+    arguments: dict[int, dict[str, tuple[str, str]]] = field(default_factory=dict)
+
+
+def attribute(a: Columns, b: Columns, divergence: Divergence) -> Attributions:
+    """Find what the inputs of calls do not explain."""
+    alignment = divergence.alignment
+    place_b = _places(b)
+    arguments = _arguments(a, b, divergence)
+    partner_b = np.full(len(b), -1, np.int64)
+    partner_b[alignment.b] = np.arange(len(alignment))
+    findings = [
+        *_born(a, b, divergence, place_b, arguments),
+        *_told(a, b, divergence, place_b, arguments),
+        *_gateways(a, b, divergence, place_b, partner_b),
+    ]
+    entered, share, worst, names, batch = _entered(a, b, divergence, place_b)
+    findings = _without_outer(a, b, divergence, [*findings, *entered])
+    findings.sort(key=lambda finding: (finding.tier, finding.place))
+    origin, tainted = _origins(b, divergence, findings, place_b, partner_b)
+    return Attributions(
+        findings=tuple(findings),
+        origin=origin,
+        tainted=tainted,
+        entered_share=share,
+        entered_worst=worst,
+        entered=names,
+        batch_differs=batch,
+        arguments=arguments,
+    )
+
+
+def _places(columns: Columns) -> Floats:
+    """Rank of each call in execution order."""
+    places = np.zeros(len(columns))
+    places[np.lexsort((columns.rank, columns.index, columns.step))] = np.arange(len(columns))
+    return places
+
+
+def argument_differences(a: Call, b: Call) -> dict[str, tuple[str, str]]:
+    """Scalar arguments and precision flags that differ; of different classes only what both have."""
+    found: dict[str, tuple[str, str]] = {}
+    common = a.op != b.op or a.kind == "module"
+    for left, right, mark in ((a.attrs, b.attrs, ""), (a.flags, b.flags, "flag ")):
+        if left == right:
+            continue
+        for name in sorted({*left, *right}, key=str):
+            if mark and (name not in left or name not in right or name.startswith(("rng", "grid"))):
+                continue
+            if common and (name not in left or name not in right):
+                continue
+            pair = left.get(name, "absent"), right.get(name, "absent")
+            if pair[0] != pair[1]:
+                found[mark + name] = str(pair[0]), str(pair[1])
+    return found
+
+
+def _arguments(a: Columns, b: Columns, divergence: Divergence) -> dict[int, dict[str, tuple[str, str]]]:
+    alignment = divergence.alignment
+    calls_a, calls_b = a.calls, b.calls
+    found = {}
+    for pair, (at_a, at_b) in enumerate(zip(alignment.a.tolist(), alignment.b.tolist(), strict=True)):
+        left, right = calls_a[at_a], calls_b[at_b]
+        if left.attrs != right.attrs or left.flags != right.flags:
+            differences = argument_differences(left, right)
+            if differences:
+                found[pair] = differences
+    return found
+
+
+def _draws(call: Call) -> bool:
+    return bool(_RANDOM.search(short_op(call.op))) or "rng" in call.flags
+
+
+def _said(differences: dict[str, tuple[str, str]]) -> str:
+    return ", ".join(f"{name} is {left} in A and {right} in B" for name, (left, right) in differences.items())
+
+
+def _born(
+    a: Columns,
+    b: Columns,
+    divergence: Divergence,
+    place_b: Floats,
+    arguments: dict[int, dict[str, tuple[str, str]]],
+) -> list[Finding]:
+    alignment = divergence.alignment
+    found = []
+    for pair in np.flatnonzero(divergence.born()).tolist():
+        at_a, at_b = int(alignment.a[pair]), int(alignment.b[pair])
+        call_a, call_b = a.calls[at_a], b.calls[at_b]
+        sure = bool(divergence.in_equal[pair])
+        excess, floor = float(divergence.excess[pair]), float(divergence.noise[pair])
+        part = "outputs"
+        if sure and not excess > floor:
+            excess, part = float(divergence.backward[pair]), "gradients"
+        amount = f"{part} differ by {excess:.2g} of their largest magnitude, rounding explains {floor:.2g}"
+        origin: Origin = "born"
+        if pair in arguments:
+            reason = f"{_said(arguments[pair])}; {amount}"
+        elif sure and _draws(call_b):
+            origin = "nondeterministic"
+            reason = (
+                f"{short_op(call_b.op)} draws random numbers and the two runs drew different ones; {amount}"
+            )
+        elif sure and call_a.op != call_b.op:
+            inputs = "of equal inputs"
+            reason = f"{call_b.op} in place of {call_a.op} makes other {part} {inputs}: {amount}"
+        elif sure:
+            reason = f"inputs are bit-equal; {amount}"
+        else:
+            inputs = float(np.nan_to_num(divergence.in_difference[pair]))
+            reason = f"{amount}, while inputs differ by {inputs:.2g} (digests only: a heuristic)"
+        found.append(
+            Finding(
+                tier=SURE if sure else LIKELY,
+                place=float(place_b[at_b]),
+                origin=origin,
+                basis="structure" if pair in arguments else "digest",
+                reason=reason,
+                pair=pair,
+            )
+        )
+    return found
+
+
+def _told(
+    a: Columns,
+    b: Columns,
+    divergence: Divergence,
+    place_b: Floats,
+    arguments: dict[int, dict[str, tuple[str, str]]],
+) -> list[Finding]:
+    """Calls that were given other arguments, or another dtype, and made something else of it."""
+    alignment = divergence.alignment
+    born = divergence.born()
+    found = []
+    for pair, differences in arguments.items():
+        at_b = int(alignment.b[pair])
+        if born[pair] or divergence.out_equal[pair] or b.calls[at_b].kind == "module":
+            continue
+        found.append(
+            Finding(
+                tier=SURE if divergence.in_equal[pair] else TOLD,
+                place=float(place_b[at_b]),
+                origin="born",
+                basis="structure",
+                reason=_said(differences),
+                pair=pair,
+            )
+        )
+    same_shapes = a.shapes[alignment.a] == b.shapes[alignment.b]
+    other_dtype = same_shapes & (a.signature[alignment.a] != b.signature[alignment.b]) & divergence.in_equal
+    for pair in np.flatnonzero(other_dtype).tolist():
+        if born[pair] or pair in arguments:
+            continue
+        left, right = a.calls[int(alignment.a[pair])], b.calls[int(alignment.b[pair])]
+        dtypes = (
+            ", ".join(record.dtype for record in left.outputs),
+            ", ".join(record.dtype for record in right.outputs),
+        )
+        found.append(
+            Finding(
+                tier=SURE,
+                place=float(place_b[int(alignment.b[pair])]),
+                origin="born",
+                basis="structure",
+                reason=f"of equal inputs A makes {dtypes[0]} and B makes {dtypes[1]}",
+                pair=pair,
+            )
+        )
+    return found
+
+
+def _gateways(
+    a: Columns, b: Columns, divergence: Divergence, place_b: Floats, partner_b: Ints
+) -> list[Finding]:
+    """Calls of one run alone, or other wiring, through which a difference comes out of equal tensors."""
+    reads, alignment = divergence.reads, divergence.alignment
+    if not len(reads.pair):
+        return []
+    partner_a = np.full(len(a), -1, np.int64)
+    partner_a[alignment.a] = np.arange(len(alignment))
+    made_a, made_b = a.reads.producer[reads.a], b.reads.producer[reads.b]
+    pair_a = np.where(made_a >= 0, partner_a[made_a], -2)
+    pair_b = np.where(made_b >= 0, partner_b[made_b], -2)
+    matters = _beyond_rounding(a, b, divergence) & (made_a >= 0) & (made_b >= 0) & (pair_a != pair_b)
+    matters &= a.kind[alignment.a[reads.pair]] != _MODULE
+    known_a, known_b = _known_contents(a), _known_contents(b)
+    found: dict[tuple[str, int], Finding] = {}
+    for row in np.flatnonzero(matters).tolist():
+        pair = int(reads.pair[row])
+        reader = b.calls[int(alignment.b[pair])]
+        left, right = int(made_a[row]), int(made_b[row])
+        place = float(place_b[right])
+        if pair_b[row] == -1 and _clean(b, right, known_a):
+            call = b.calls[right]
+            finding = Finding(
+                tier=SURE,
+                place=place,
+                origin="born",
+                basis="structure",
+                reason=f"B runs {call.op} here, which A does not, and {reader.key} reads what it makes",
+                only_b=right,
+            )
+            found.setdefault(("b", right), finding)
+        elif pair_a[row] == -1 and _clean(a, left, known_b):
+            call = a.calls[left]
+            finding = Finding(
+                tier=SURE,
+                place=float(place_b[int(alignment.b[pair])]) - 0.5,
+                origin="born",
+                basis="structure",
+                reason=f"A runs {call.op} here, which B does not, and {reader.key} reads what it makes",
+                only_a=left,
+            )
+            found.setdefault(("a", left), finding)
+        elif pair_a[row] >= 0 and pair_b[row] >= 0:
+            if divergence.out_equal[pair_a[row]] and divergence.out_equal[pair_b[row]]:
+                reason = f"A reads the output of {a.calls[left].key}, B that of {b.calls[right].key}"
+                finding = Finding(
+                    tier=SURE,
+                    place=float(place_b[int(alignment.b[pair])]),
+                    origin="born",
+                    basis="structure",
+                    reason=reason,
+                    pair=pair,
+                )
+                found.setdefault(("pair", pair), finding)
+    return list(found.values())
+
+
+def _beyond_rounding(a: Columns, b: Columns, divergence: Divergence) -> Bools:
+    """Reads that differ by more than a few ULP of their dtype, or in dtype."""
+    reads, pool = divergence.reads, a.pool.items()
+    eps = np.array([EPS.get(str(pool[number]), 0.0) for number in a.reads.dtype[reads.a].tolist()])
+    other = a.reads.dtype[reads.a] != b.reads.dtype[reads.b]
+    with np.errstate(invalid="ignore"):
+        return np.asarray(reads.comparable & ~reads.equal & ((reads.excess > FUSED_ULPS * eps) | other))
+
+
+def _known_contents(columns: Columns) -> set[int]:
+    return {*columns.reads.hash.tolist(), *columns.writes.hash.tolist()} - {0}
+
+
+def _clean(columns: Columns, call: int, known: set[int]) -> bool:
+    """Everything the call reads exists in the other run as well, bit for bit."""
+    rows = take(columns.reads, call)
+    return len(rows) > 0 and all(int(columns.reads.hash[row]) in known for row in rows)
+
+
+def _entered(
+    a: Columns, b: Columns, divergence: Divergence, place_b: Floats
+) -> tuple[list[Finding], float, float, tuple[str, ...], bool]:
+    """Tensors from outside the step that differ: parameters, buffers, the batch."""
+    reads, alignment = divergence.reads, divergence.alignment
+    outside = (a.reads.producer[reads.a] < 0) & (b.reads.producer[reads.b] < 0) & reads.comparable
+    outside &= reads.role != GRAD_OUTPUT
+    made = set(b.writes.hash.tolist()) - {0}
+    pool = a.pool.items()
+    floating = {number for number in np.unique(b.reads.dtype).tolist() if str(pool[number]) in EPS}
+    seen: dict[int, tuple[float, int]] = {}
+    total: set[int] = set()
+    batch = False
+    for row in np.flatnonzero(outside).tolist():
+        content = int(b.reads.hash[reads.b[row]])
+        if content in made:
+            continue
+        if int(b.reads.dtype[reads.b[row]]) not in floating:
+            batch |= not bool(reads.equal[row]) and float(b.reads.numel[reads.b[row]]) > 1
+            continue
+        total.add(content)
+        if not reads.equal[row]:
+            size = float(reads.excess[row]) if np.isfinite(reads.excess[row]) else float("inf")
+            known = seen.get(content)
+            module = b.kind[alignment.b[reads.pair[row]]] == _MODULE
+            if known is None or (module and b.kind[alignment.b[reads.pair[known[1]]]] != _MODULE):
+                seen[content] = size, row
+    if not seen:
+        return [], 0.0, 0.0, (), batch
+    share = len(seen) / max(len(total), 1)
+    ordered = sorted(seen.values(), key=lambda item: (-item[0], item[1]))
+    names = tuple(_input_name(b, divergence, row) for _, row in ordered)
+    found: list[Finding] = []
+    if share <= MOSTLY:
+        for (size, row), name in zip(ordered, names, strict=True):
+            pair = int(reads.pair[row])
+            found.append(
+                Finding(
+                    tier=ENTERED,
+                    place=float(place_b[int(alignment.b[pair])]),
+                    origin="entered",
+                    basis="digest",
+                    reason=f"{name} already differs when the step begins (by {size:.2g} of its largest magnitude)",
+                    pair=pair,
+                )
+            )
+    return found, share, ordered[0][0], names, batch
+
+
+def _input_name(b: Columns, divergence: Divergence, row: int) -> str:
+    call = b.calls[int(divergence.alignment.b[divergence.reads.pair[row]])]
+    at = int(divergence.reads.b[row]) - int(
+        b.reads.start[int(divergence.alignment.b[divergence.reads.pair[row]])]
+    )
+    records = call.inputs + call.params + call.grad_outputs
+    name = records[at].name if at < len(records) else "?"
+    if call.kind == "module":
+        return (
+            f"{call.module}.{name}".lstrip(".") if at >= len(call.inputs) else f"input {name} of {call.key}"
+        )
+    return f"input {name} of {call.key}"
+
+
+def _without_outer(a: Columns, b: Columns, divergence: Divergence, findings: list[Finding]) -> list[Finding]:
+    """Drop module calls that contain another finding of their phase, and modules around such modules."""
+    alignment = divergence.alignment
+
+    def call_of(finding: Finding) -> Call:
+        if finding.pair >= 0:
+            return b.calls[int(alignment.b[finding.pair])]
+        return b.calls[finding.only_b] if finding.only_b >= 0 else a.calls[finding.only_a]
+
+    calls = [call_of(finding) for finding in findings]
+    kept = []
+    for number, (finding, call) in enumerate(zip(findings, calls, strict=True)):
+        if call.kind != "module":
+            kept.append(finding)
+            continue
+        inside = any(
+            (other.module == call.module or other.module.startswith(f"{call.module}." if call.module else ""))
+            and (other.kind != "module" or len(other.module) > len(call.module))
+            and findings[at].tier <= finding.tier
+            and other.rank == call.rank
+            for at, other in enumerate(calls)
+            if at != number
+        )
+        if not inside:
+            kept.append(finding)
+    return kept
+
+
+def _origins(
+    b: Columns, divergence: Divergence, findings: list[Finding], place_b: Floats, partner_b: Ints
+) -> tuple[Ints, Bools]:
+    """Origin per pair, and which pairs descend from a finding (along producers, in execution order)."""
+    alignment = divergence.alignment
+    origin = np.zeros(len(alignment), np.int64)
+    named = {finding.pair: finding for finding in findings if finding.pair >= 0}
+    own_b = {finding.only_b for finding in findings if finding.only_b >= 0}
+    missing = any(finding.only_a >= 0 for finding in findings)
+    first_missing = min((finding.place for finding in findings if finding.only_a >= 0), default=np.inf)
+    tainted_call = np.zeros(len(b), bool)
+    tainted = np.zeros(len(alignment), bool)
+    differs = np.ones(len(b), bool)
+    differs[alignment.b] = ~(divergence.out_equal & divergence.in_equal)
+    module = b.kind == _MODULE
+    start, producer = b.reads.start, b.reads.producer
+    order = np.lexsort((b.rank, b.index, b.step))
+    for call in order[differs[order]].tolist():
+        pair = int(partner_b[call])
+        made = producer[start[call] : start[call + 1]]
+        inherits = bool(tainted_call[made[made >= 0]].any())
+        if missing and place_b[call] >= first_missing and pair >= 0 and not divergence.in_equal[pair]:
+            inherits = True
+        own = pair in named or call in own_b
+        tainted_call[call] = own or inherits
+        if pair < 0:
+            continue
+        tainted[pair] = own or (inherits and not divergence.out_equal[pair])
+        if own:
+            origin[pair] = ORIGINS.index(named[pair].origin)
+        elif not divergence.out_equal[pair] and (inherits or not divergence.in_equal[pair]):
+            grown = divergence.excess[pair] > 8 * divergence.in_difference[pair] + divergence.noise[pair]
+            origin[pair] = ORIGINS.index("amplified" if grown and not module[call] else "inherited")
+    return origin, tainted
+
+
+def row_order(a: Columns, b: Columns, divergence: Divergence) -> Ints:
+    """Order of the document's rows; see `execution_order`."""
+    return execution_order(a, b, divergence.alignment)
+
+
+def phase_of(call: Call) -> int:
+    return PHASES.index(call.phase)

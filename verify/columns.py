@@ -1,0 +1,261 @@
+"""The calls of one run as numpy columns, so that 100,000 of them are compared without a Python loop.
+
+Strings become numbers of a pool that both runs share; equal numbers mean equal strings.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bridge.capture.layout import memory_order
+from bridge.capture.record import Call, Digest, TensorRecord
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+KINDS = ("op", "module", "launch")
+PHASES = ("forward", "recompute", "backward", "optimizer", "other")
+
+#: Roles of a call's tensors; the first three are read, the last two written.
+INPUT, PARAM, GRAD_OUTPUT, OUTPUT, GRAD_INPUT = range(5)
+ROLES = ("input", "param", "grad_output", "output", "grad_input")
+
+
+class Pool:
+    """Numbers for hashable things (strings, signatures), given out in order of first sight."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, item: Any) -> int:
+        return self._numbers.setdefault(item, len(self._numbers))
+
+    def numbers(self, items: Iterable[Any]) -> Ints:
+        items, known = list(items), self._numbers
+        for item in dict.fromkeys(items):
+            known.setdefault(item, len(known))
+        return np.fromiter(map(known.__getitem__, items), np.int64, len(items))
+
+    def items(self) -> tuple[Any, ...]:
+        return tuple(self._numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """One row per tensor use. `start[i]:start[i + 1]` are the rows of call i; NaN: not known."""
+
+    start: Ints
+    call: Ints
+    role: Ints
+    dtype: Ints  #: pool
+    shape: Ints  #: pool of tuples
+    numel: Floats
+    count: Floats
+    sum: Floats
+    abs_sum: Floats
+    sq_sum: Floats
+    min: Floats
+    max: Floats
+    nonfinite: Ints
+    hash: npt.NDArray[np.uint64]  #: 0: unknown; of the elements as they lie in memory
+    order: Ints  #: pool of memory orders; hashes of one shape compare where these agree
+    known: Bools  #: has a digest
+    producer: Ints  #: position of the producing call; -1: from outside the step, or unknown
+    stored: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """One row per call, in the order of `calls`."""
+
+    calls: Sequence[Call]
+    pool: Pool
+    key: Ints
+    op: Ints
+    module: Ints
+    module_class: Ints
+    phase: Ints  #: number in PHASES
+    kind: Ints  #: number in KINDS
+    rank: Ints
+    step: Ints
+    microbatch: Ints
+    index: Ints
+    signature: Ints  #: pool: shapes and dtypes of the outputs
+    shapes: Ints  #: pool: shapes of the outputs
+    reads: Tensors
+    writes: Tensors
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def text(self, number: int) -> str:
+        return str(self.pool.items()[number])
+
+
+_EMPTY = Digest(
+    count=0,
+    sum=np.nan,
+    abs_sum=np.nan,
+    sq_sum=np.nan,
+    min=None,
+    max=None,
+    nan=0,
+    pos_inf=0,
+    neg_inf=0,
+    hash="",
+)
+
+
+def columns(calls: Sequence[Call], pool: Pool) -> Columns:
+    """Turn calls into columns; `pool` is shared by the two runs that are to be compared."""
+    # Millions of short-lived objects and no cycles: the collector would cost more than the work.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _columns(calls, pool)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _columns(calls: Sequence[Call], pool: Pool) -> Columns:
+    kind_number = {name: number for number, name in enumerate(KINDS)}
+    phase_number = {name: number for number, name in enumerate(PHASES)}
+    index = np.array([call.index for call in calls], np.int64)
+    rank = np.array([call.rank for call in calls], np.int64)
+    step = np.array([call.step for call in calls], np.int64)
+    reads = [
+        call.inputs + call.params + call.grad_outputs if call.kind == "module" else call.inputs
+        for call in calls
+    ]
+    writes = [call.outputs + call.grad_inputs if call.kind == "module" else call.outputs for call in calls]
+    read_roles = [
+        (INPUT,) * len(call.inputs) + (PARAM,) * len(call.params) + (GRAD_OUTPUT,) * len(call.grad_outputs)
+        for call in calls
+        if call.kind == "module"
+    ]
+    write_roles = [
+        (OUTPUT,) * len(call.outputs) + (GRAD_INPUT,) * len(call.grad_inputs)
+        for call in calls
+        if call.kind == "module"
+    ]
+    kind = np.array([kind_number[call.kind] for call in calls], np.int64)
+    shapes = [tuple([record.shape for record in call.outputs]) for call in calls]
+    dtypes = [tuple([record.dtype for record in call.outputs]) for call in calls]
+    return Columns(
+        calls=calls,
+        pool=pool,
+        key=pool.numbers([call.key for call in calls]),
+        op=pool.numbers([call.op for call in calls]),
+        module=pool.numbers([call.module for call in calls]),
+        module_class=pool.numbers([call.module_class for call in calls]),
+        phase=np.array([phase_number[call.phase] for call in calls], np.int64),
+        kind=kind,
+        rank=rank,
+        step=step,
+        microbatch=np.array([call.microbatch for call in calls], np.int64),
+        index=index,
+        signature=pool.numbers(zip(shapes, dtypes, strict=True)),
+        shapes=pool.numbers(shapes),
+        reads=_tensors(reads, read_roles, kind, INPUT, rank, step, index, pool),
+        writes=_tensors(writes, write_roles, kind, OUTPUT, rank, step, index, pool),
+    )
+
+
+def _tensors(
+    lists: list[tuple[TensorRecord, ...]],
+    module_roles: list[tuple[int, ...]],
+    kind: Ints,
+    default_role: int,
+    rank: Ints,
+    step: Ints,
+    index: Ints,
+    pool: Pool,
+) -> Tensors:
+    counts = np.array([len(records) for records in lists], np.int64)
+    start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    call = np.repeat(np.arange(len(lists)), counts)
+    flat = [record for records in lists for record in records]
+    role = np.full(len(flat), default_role, np.int64)
+    role[(kind == KINDS.index("module"))[call]] = [number for roles in module_roles for number in roles]
+    digests = [record.digest or _EMPTY for record in flat]
+    shape = pool.numbers([record.shape for record in flat])
+    known = np.array([record.digest is not None for record in flat], bool)
+    nan = np.nan
+    producers = np.array([-1 if record.producer is None else record.producer for record in flat], np.int64)
+    return Tensors(
+        start=start,
+        call=call,
+        role=role,
+        dtype=pool.numbers([record.dtype for record in flat]),
+        shape=shape,
+        numel=_numels(shape, pool),
+        count=np.array([digest.count for digest in digests], np.float64),
+        sum=np.array([digest.sum for digest in digests], np.float64),
+        abs_sum=np.array([digest.abs_sum for digest in digests], np.float64),
+        sq_sum=np.array([digest.sq_sum for digest in digests], np.float64),
+        min=np.array([nan if digest.min is None else digest.min for digest in digests], np.float64),
+        max=np.array([nan if digest.max is None else digest.max for digest in digests], np.float64),
+        nonfinite=np.array([digest.nan + digest.pos_inf + digest.neg_inf for digest in digests], np.int64),
+        hash=np.array([int(digest.hash or "0", 16) for digest in digests], np.uint64),
+        order=_orders([(record.shape, record.stride) for record in flat], pool),
+        known=known,
+        producer=_positions(producers, call, rank, step, index),
+        stored=np.array([record.blob is not None for record in flat], bool),
+    )
+
+
+def _orders(layouts: list[tuple[tuple[int, ...], tuple[int, ...]]], pool: Pool) -> Ints:
+    order_of = {
+        layout: pool.number(("order", memory_order(*layout) if len(layout[0]) == len(layout[1]) else ()))
+        for layout in dict.fromkeys(layouts)
+    }
+    return np.fromiter(map(order_of.__getitem__, layouts), np.int64, len(layouts))
+
+
+def _positions(producers: Ints, call: Ints, rank: Ints, step: Ints, index: Ints) -> Ints:
+    """Position of the call with each producer's index in the same rank and step; -1: none."""
+    if not len(producers):
+        return producers
+    width = int(max(index.max(), producers.max())) + 2
+    place = (rank * (int(step.max()) + 1) + step) * width
+    order = np.argsort(place + index, kind="stable")
+    sought = place[call] + producers
+    found = np.minimum(np.searchsorted((place + index)[order], sought), len(order) - 1)
+    position = order[found]
+    return np.where((producers >= 0) & ((place + index)[position] == sought), position, -1)
+
+
+def _numels(shape: Ints, pool: Pool) -> Floats:
+    numbers, place = np.unique(shape, return_inverse=True)
+    shapes = pool.items()
+    return np.array([float(math.prod(shapes[number])) for number in numbers.tolist()])[place.reshape(-1)]
+
+
+def take(tensors: Tensors, call: int) -> range:
+    """Rows of one call."""
+    return range(int(tensors.start[call]), int(tensors.start[call + 1]))
+
+
+def combined_hash(tensors: Tensors, calls: int) -> npt.NDArray[np.uint64]:
+    """Per call one number from the hashes of its tensors in order; 0: unknown or none."""
+    place = (np.arange(len(tensors.call)) - tensors.start[tensors.call]).astype(np.uint64)
+    mixed = tensors.hash ^ (place * np.uint64(0x9E3779B97F4A7C15))
+    mixed ^= tensors.order.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
+    mixed *= np.uint64(0xFF51AFD7ED558CCD)
+    mixed ^= mixed >> np.uint64(29)
+    total = np.zeros(calls, np.uint64)
+    np.add.at(total, tensors.call, mixed)
+    unknown = np.zeros(calls, bool)
+    unknown[tensors.call[tensors.hash == 0]] = True
+    unknown |= np.diff(tensors.start) == 0
+    total[unknown] = 0
+    return total
