@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge.report.figures import Figure, escape, layout
 from bridge.report.model import GATE, Margin, Point, View
-from bridge.report.numbers import plural, short, times
+from bridge.report.numbers import plural, short
 from bridge.report.palette import light
 
 #: Ratios below this are drawn at the left edge: how far below the limit matters no more.
@@ -100,7 +100,7 @@ _MARKERS: dict[str, dict[str, Any]] = {
 
 
 def _kind(point: Point) -> str:
-    if point.ratio is None and point.value is None and not point.passed and point.binding:
+    if point.ratio is None and not point.passed and point.binding:
         return "not finite"
     if not point.binding:
         return "not binding"
@@ -143,7 +143,7 @@ def _label(margin: Margin) -> str:
 
 def _worst_label(y: int, margin: Margin) -> dict[str, Any]:
     worst = margin.worst
-    text = times(worst.ratio) if worst.ratio is not None else ("not finite" if worst.binding else "-")
+    text = worst.size
     colour = light("ink") if margin.passed else light("fail")
     return {
         "x": 1.005,
@@ -176,7 +176,7 @@ def _separators(rows: list[Margin]) -> list[dict[str, Any]]:
 def _hover(margin: Margin, point: Point) -> str:
     value = short(point.value, missing="not finite")
     lines = [
-        f"<b>{escape(margin.tensor)}</b> {escape(margin.check)}: {times(point.ratio)}",
+        f"<b>{escape(margin.tensor)}</b> {escape(margin.check)}: {point.size}",
         escape(point.case),
         f"value {value}, limit {short(point.limit)}",
     ]
@@ -191,7 +191,8 @@ def _margin_summary(rows: list[Margin]) -> str:
     worst = max(over or rows, key=lambda row: row.worst.rank, default=None)
     if worst is None:
         return "No check was made."
-    what = f"{worst.tensor} {worst.check}, {times(worst.worst.ratio)} its limit on {worst.worst.case}"
+    limit = " its limit" if worst.worst.ratio is not None else ""
+    what = f"{worst.tensor} {worst.check}, {worst.worst.size}{limit} on {worst.worst.case}"
     if over:
         return f"{len(over)} of {plural(len(rows), 'check')} exceed their limit; the furthest is {what}."
     return f"All {plural(len(rows), 'check')} within their limits; the closest is {what}."

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from bridge.report.files import write_file
 from bridge.report.model import GATE, Row, View, build_view
-from bridge.report.numbers import exact, short, times
+from bridge.report.numbers import exact, short
 from bridge.verify.verdict import Outcome, Verdict
 
 #: What XML 1.0 cannot hold at all, escaped or not.
@@ -115,9 +115,7 @@ def _detail(row: Row) -> str:
         if not point.passed:
             value = short(point.value, missing="not finite")
             what = name if name == GATE else f"companion {name}"
-            lines.append(
-                f"{what}: value {value}, limit {short(point.limit)}, {times(point.ratio)} {point.detail}"
-            )
+            lines.append(f"{what}: value {value}, limit {short(point.limit)}, {point.size} {point.detail}")
     return "\n".join(line.rstrip() for line in lines)
 
 

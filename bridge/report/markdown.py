@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bridge.report.files import write_file
 from bridge.report.model import COLUMNS, GATE, Group, View, build_view
-from bridge.report.numbers import percent, plural, short, times
+from bridge.report.numbers import percent, plural, short
 from bridge.report.palette import SYMBOLS
 from bridge.verify.verdict import Outcome, Verdict
 
 #: GitHub cuts a comment at 65,536 characters; the worst results are the ones to keep.
 MAX_ROWS = 150
+
+#: Markup; an underscore only where it is not inside a word; what makes a bare address a link.
+_SPECIAL = re.compile(r"[\\`*\[\]<>#|~&@$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])|:(?=//)|\.(?<=www\.)")
 
 _RIGHT = frozenset(COLUMNS[1:5])
 
@@ -39,12 +43,9 @@ def write_markdown(verdict: Verdict, path: Path | str) -> None:
 
 
 def escape(text: str) -> str:
-    """Return text that Markdown shows as it is, on one line."""
-    flat = " ".join(text.split())
-    for char in "\\`*_{}[]<>#|~!&@$":
-        # An entity works where a backslash does not: inside tables, and before @mentions.
-        flat = flat.replace(char, f"\0{ord(char)}\1")
-    return flat.replace("\0", "&#").replace("\1", ";")
+    """Return text that GitHub shows as it is, on one line: no markup, link, mention or formula."""
+    # Entities work where a backslash does not: in tables and before an @mention.
+    return _SPECIAL.sub(lambda found: "".join(f"&#{ord(char)};" for char in found[0]), " ".join(text.split()))
 
 
 def code(text: str) -> str:
@@ -97,7 +98,7 @@ def _checks(view: View) -> str:
             escape(margin.tensor),
             short(margin.worst.value, missing="not finite"),
             short(margin.worst.limit),
-            times(margin.worst.ratio),
+            margin.worst.size,
             escape(margin.worst.detail or margin.worst.case),
         )
         for margin in failed

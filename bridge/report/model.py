@@ -37,6 +37,15 @@ class Point:
         """The ratio to sort by; not finite is the worst."""
         return math.inf if self.ratio is None else self.ratio
 
+    @property
+    def size(self) -> str:
+        """The ratio as text: "27.3x"; "-" where nothing was judged."""
+        if self.ratio is not None:
+            return times(self.ratio)
+        if not self.binding:
+            return "-"
+        return "not finite" if self.limit is not None else "mismatch"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margin:
@@ -227,9 +236,8 @@ def _sentence(verdict: Verdict, groups: tuple[Group, ...]) -> str:
         return f"Nothing of {verdict.op} was judged."
     worst = groups[0].worst
     name, point = max(worst.checks, key=lambda check: (not check[1].passed, check[1].rank))
-    check = "its threshold" if name == GATE else f"the limit of {name}"
     if verdict.verdict == "FAIL" and worst.outcome == "FAIL":
-        reason = worst.entry.reason or point.detail or f"at {times(point.ratio)} {check}"
+        reason = worst.entry.reason or point.detail or _against(name, point)
         cause = f" Cause: {verdict.diagnosis.cause}." if verdict.diagnosis else ""
         return f"{verdict.op} is wrong: {worst.entry.tensor} on {worst.case}, {reason}.{cause}"
     if verdict.verdict == "PASS":
@@ -240,8 +248,12 @@ def _sentence(verdict: Verdict, groups: tuple[Group, ...]) -> str:
 
 
 def _closest(row: Row, name: str, point: Point) -> str:
-    check = "its threshold" if name == GATE else f"the limit of {name}"
-    return f"{row.entry.tensor} on {row.case} at {times(point.ratio)} {check}"
+    return f"{row.entry.tensor} on {row.case}, {_against(name, point)}"
+
+
+def _against(name: str, point: Point) -> str:
+    limit = "its threshold" if name == GATE else f"the limit of {name}"
+    return f"{point.size} {limit}" if point.ratio is not None else f"{name} {point.size}"
 
 
 def _facts(verdict: Verdict, groups: tuple[Group, ...]) -> tuple[tuple[str, str], ...]:

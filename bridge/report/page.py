@@ -13,7 +13,7 @@ import msgspec
 from markupsafe import Markup
 
 from bridge._version import __version__
-from bridge.report.numbers import percent, plural, short, times
+from bridge.report.numbers import percent, plural, short
 from bridge.report.palette import ROLES, SYMBOLS, css_variables, dark_of_light
 
 #: The bundle that `plotly` itself ships changes only with its version; level 9 takes half a second.
@@ -82,7 +82,6 @@ def _environment() -> jinja2.Environment:
         roles=ROLES,
         short=short,
         symbols=SYMBOLS,
-        times=times,
         version=__version__,
     )
     return environment

@@ -9,7 +9,7 @@ from typing import Any
 from bridge.report.figure_errors import error_map, histogram
 from bridge.report.figures import Figure
 from bridge.report.model import Group, Row
-from bridge.report.numbers import short, times
+from bridge.report.numbers import short
 from bridge.verify.verdict import Outcome
 
 WORST_COLUMNS = ("Worst element", "Golden", "Reference", "Target", "|Error|", "ULP")
@@ -123,7 +123,7 @@ def _result(row: Row, *, name: str, with_map: bool) -> Result:
             check,
             short(point.value, missing="not finite" if point.binding else "-"),
             short(point.limit),
-            times(point.ratio),
+            point.size,
             "; ".join(part for part in (point.detail, point.note) if part),
         )
         for check, point in row.checks

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 from bridge.report.model import COLUMNS, GATE, Group, Row, View, build_view
-from bridge.report.numbers import percent, plural, short, times
+from bridge.report.numbers import percent, plural, short
 from bridge.verify.verdict import Outcome, Verdict
 
 WIDTH = 100
@@ -44,14 +44,15 @@ def render_text(verdict: Verdict, *, color: bool = False, width: int = WIDTH, ve
     return "\n".join(lines) + "\n"
 
 
-def align(rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> list[str]:
-    """Return rows as lines with columns of equal width, two blanks apart."""
+def align(rows: Sequence[Sequence[str]], *, right: Iterable[int] = (), width: int = WIDTH) -> list[str]:
+    """Return rows as lines with columns of equal width, two blanks apart, or one to fit `width`."""
     numbers = frozenset(right)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= width else " "
     return [
-        "  ".join(
-            cell.rjust(width) if i in numbers else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        gap.join(
+            cell.rjust(size) if i in numbers else cell.ljust(size)
+            for i, (cell, size) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
@@ -85,8 +86,7 @@ class _Painter:
             return ["No tensor was judged."]
         rows = [row for group in groups for row in (group.rows if verbose else group.rows[:1])]
         # The verdict is painted after alignment: colour codes have no width.
-        right = [i for i, name in enumerate(COLUMNS) if name in _RIGHT]
-        head, *body = align([COLUMNS, *([_plain(cell) for cell in row.cells] for row in rows)], right=right)
+        head, *body = self.fit([[_plain(cell) for cell in row.cells] for row in rows])
         tallies = {id(group.worst): group.tally for group in groups}
         lines = [head]
         for row, line in zip(rows, body, strict=True):
@@ -94,6 +94,17 @@ class _Painter:
             lines.append(line[: -len(word)] + self.paint(word, word))
             lines += self.note(row, "" if verbose else tallies[id(row)])
         return lines
+
+    def fit(self, cells: list[list[str]]) -> list[str]:
+        """Return the table's lines, without the reference's relative error where it does not fit."""
+        right = [i for i, name in enumerate(COLUMNS) if name in _RIGHT]
+        lines = align([COLUMNS, *cells], right=right, width=self.width)
+        if max(map(len, lines)) <= self.width:
+            return lines
+        reference = COLUMNS.index("Ref/golden")
+        for row in cells:
+            row[reference] = row[reference].partition(" (")[0]
+        return align([COLUMNS, *cells], right=right, width=self.width)
 
     def note(self, row: Row, tally: str) -> list[str]:
         parts = [row.case]
@@ -126,15 +137,15 @@ class _Painter:
             where = _plain(worst.detail or worst.case)
             rows.append(
                 (
-                    margin.check,
-                    margin.tensor,
+                    _plain(margin.check),
+                    _plain(margin.tensor),
                     short(worst.value, missing="not finite"),
                     short(worst.limit),
-                    times(worst.ratio),
+                    worst.size,
                     where,
                 )
             )
-        lines = align(rows, right=(2, 3, 4))
+        lines = align(rows, right=(2, 3, 4), width=self.width)
         if len(shown) < len(margins):
             lines.append(f"{plural(len(margins) - len(shown), 'other companion check')} passed")
         return [line if len(line) <= self.width else line[: self.width - 3] + "..." for line in lines]
