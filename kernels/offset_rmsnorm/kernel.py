@@ -23,14 +23,9 @@ from bridge.kernels._launch import (
     widen,
     wrap_triton,
 )
+from bridge.kernels._reduce import fold, tiles_per_program
 
 __all__ = ["INTERPRETED", "MAX_COLUMNS", "offset_rms_norm", "offset_rms_norm_backward"]
-
-#: Row blocks of the weight gradient at 4096 columns: enough to keep every SM of a large GPU busy.
-_ROW_BLOCKS = 512
-_FOLD_ROWS = 32
-_FOLD_COLUMNS = 64
-
 
 @triton.jit
 def offset_rms_norm_forward_kernel(
@@ -84,25 +79,6 @@ def offset_rms_norm_backward_kernel(
     tl.store(partial_ptr + program.to(tl.int64) * columns + column, partial, mask=in_columns)
 
 
-@triton.jit
-def offset_rms_norm_fold_kernel(
-    partial_ptr, grad_weight_ptr, blocks, columns,
-    TILES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Sum the partial weight gradients over the row blocks, in a fixed order."""
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    in_columns = column < columns
-    total = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-    for step in range(TILES):
-        row = step * ROWS + tl.arange(0, ROWS)
-        inside = (row < blocks)[:, None] & in_columns[None, :]
-        total += tl.load(
-            partial_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], mask=inside, other=0.0
-        )
-    result = tl.sum(total, axis=0)
-    tl.store(grad_weight_ptr + column, narrow(result, grad_weight_ptr.dtype.element_ty), mask=in_columns)
-
-
 @kernel_op("bridge::offset_rms_norm")
 def offset_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Forward.
@@ -152,7 +128,7 @@ def offset_rms_norm_backward(
     grad_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
     block = column_block(columns)
     tile = rows_per_tile(block)
-    tiles = _tiles_per_program(rows, tile, block)
+    tiles = tiles_per_program(rows, tile, block)
     blocks = triton.cdiv(rows, tile * tiles)
     partial = torch.empty((blocks, columns), dtype=torch.float32, device=x.device)
     wrap_triton(offset_rms_norm_backward_kernel)[(blocks,)](
@@ -160,17 +136,8 @@ def offset_rms_norm_backward(
         upstream.stride(0), source.stride(0),
         TILE=tile, TILES=tiles, BLOCK=block, num_warps=warps_for(tile * block),
     )  # fmt: skip
-    wrap_triton(offset_rms_norm_fold_kernel)[(triton.cdiv(columns, _FOLD_COLUMNS),)](
-        partial, grad_weight, blocks, columns,
-        TILES=triton.cdiv(blocks, _FOLD_ROWS), ROWS=_FOLD_ROWS, BLOCK=_FOLD_COLUMNS, num_warps=4,
-    )  # fmt: skip
+    fold(partial, grad_weight)
     return grad_x, grad_weight
-
-
-def _tiles_per_program(rows: int, tile: int, block: int) -> int:
-    """Tiles each backward program walks: a power of two, so that few variants are compiled."""
-    wanted = max(128, min(_ROW_BLOCKS, _ROW_BLOCKS * 4096 // block))
-    return int(triton.next_power_of_2(triton.cdiv(triton.cdiv(rows, tile), wanted)))
 
 
 def _setup_context(ctx, inputs, output):

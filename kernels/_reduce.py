@@ -1,0 +1,55 @@
+"""Second stage of a parameter gradient: fp32 partial sums of row blocks, added up in a fixed order.
+
+Imported by `kernel.py` files only, because it imports triton.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from bridge.kernels._launch import narrow, wrap_triton
+
+#: Row blocks at 4096 columns: enough to keep every SM of a large GPU busy.
+_ROW_BLOCKS = 512
+_LEAST_ROW_BLOCKS = 128
+_ROWS = 32
+_COLUMNS = 64
+
+
+@triton.jit
+def fold_kernel(
+    partial_ptr, total_ptr, blocks, columns,
+    TILES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sum `[blocks, columns]` over the blocks, one program per group of columns."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    in_columns = column < columns
+    total = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    for step in range(TILES):
+        row = step * ROWS + tl.arange(0, ROWS)
+        inside = (row < blocks)[:, None] & in_columns[None, :]
+        at = partial_ptr + row.to(tl.int64)[:, None] * columns + column[None, :]
+        total += tl.load(at, mask=inside, other=0.0)
+    result = tl.sum(total, axis=0)
+    tl.store(total_ptr + column, narrow(result, total_ptr.dtype.element_ty), mask=in_columns)
+
+
+def fold(partial: torch.Tensor, total: torch.Tensor) -> None:
+    """Write the column sums of `partial` `[blocks, columns]` fp32 to `total` `[columns]`, both contiguous."""
+    blocks, columns = partial.shape
+    wrap_triton(fold_kernel)[(triton.cdiv(columns, _COLUMNS),)](
+        partial, total, blocks, columns,
+        TILES=triton.cdiv(blocks, _ROWS), ROWS=_ROWS, BLOCK=_COLUMNS, num_warps=4,
+    )  # fmt: skip
+
+
+def tiles_per_program(rows: int, tile: int, block: int) -> int:
+    """Tiles of `tile` rows that each first-stage program walks.
+
+    Depends on the shape alone, so that results repeat from GPU to GPU. A power of two, so that few variants are
+    compiled; wide rows get fewer blocks, so that the partial sums stay small beside the input.
+    """
+    wanted = max(_LEAST_ROW_BLOCKS, min(_ROW_BLOCKS, _ROW_BLOCKS * 4096 // block))
+    return int(triton.next_power_of_2(triton.cdiv(triton.cdiv(rows, tile), wanted)))

@@ -1,0 +1,145 @@
+"""What every built-in kernel owes: right values on what it declares, in every layout, every time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bridge.verify import KernelSpec
+from bridge.verify.registry import built_in_names, load_spec
+
+SPECS: dict[str, KernelSpec] = {name: load_spec(name).spec for name in built_in_names()}
+# The interpreter needs a second for a wide row; these tests take the sizes up to 64 Ki elements.
+SMALL = 65536
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def _cases() -> list[Any]:
+    return [
+        pytest.param(name, shape, dtype, id=f"{name}-{'x'.join(map(str, shape))}-{dtype}")
+        for name, spec in SPECS.items()
+        for shape in spec.shapes
+        for dtype in spec.dtypes
+        if _numel(shape) <= SMALL
+    ]
+
+
+def _families() -> list[Any]:
+    return [
+        pytest.param(name, family, id=f"{name}-{family}")
+        for name, spec in SPECS.items()
+        for family in spec.adversarial
+    ]
+
+
+def _middle(spec: KernelSpec) -> tuple[int, ...]:
+    """A declared shape of moderate size."""
+    return min(spec.shapes, key=lambda shape: abs(_numel(shape) - 1500))
+
+
+@pytest.mark.parametrize(("name", "shape", "dtype"), _cases())
+def test_declared_shapes(gate: SimpleNamespace, name: str, shape: tuple[int, ...], dtype: str) -> None:
+    spec = SPECS[name]
+    gate.judge(spec, gate.draw(spec, shape, getattr(torch, dtype)))
+
+
+@pytest.mark.parametrize(("name", "family"), _families())
+def test_adversarial_families(gate: SimpleNamespace, name: str, family: str) -> None:
+    spec = SPECS[name]
+    for dtype in spec.dtypes:
+        gate.judge(spec, gate.draw(spec, _middle(spec), getattr(torch, dtype), seed=1, family=family))
+
+
+def _nan_buffer(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    return torch.full((*tensor.shape[:-1], width), torch.nan, dtype=tensor.dtype, device=tensor.device)
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    """Equal values with every other element of a twice as wide NaN-filled buffer in between."""
+    if not tensor.is_floating_point() or tensor.ndim == 0:
+        return tensor
+    buffer = torch.full(
+        (*tensor.shape[:-1], 2 * tensor.shape[-1]), torch.nan, dtype=tensor.dtype, device=tensor.device
+    )
+    view = buffer[..., ::2]
+    view.copy_(tensor)
+    return view
+
+
+def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+    """Equal values, stored with the axes in reverse order."""
+    if tensor.ndim < 2:
+        return tensor
+    axes = tuple(reversed(range(tensor.ndim)))
+    return tensor.permute(axes).contiguous().permute(axes)
+
+
+def _row_sliced(tensor: torch.Tensor) -> torch.Tensor:
+    """Equal values, cut out of a wider buffer that is NaN around them."""
+    if not tensor.is_floating_point() or tensor.ndim == 0:
+        return tensor
+    width = tensor.shape[-1]
+    view = _nan_buffer(tensor, width + 5)[..., 3 : 3 + width]
+    view.copy_(tensor)
+    return view
+
+
+@pytest.mark.parametrize("layout", [_spread, _transposed, _row_sliced], ids=lambda f: f.__name__.strip("_"))
+@pytest.mark.parametrize("name", SPECS)
+def test_layouts_of_inputs_and_gradients(gate: SimpleNamespace, name: str, layout: Any) -> None:
+    spec = SPECS[name]
+    inputs = gate.draw(spec, _middle(spec), torch.float16, seed=2)
+    outputs = gate.run(spec.reference, inputs, (), (), **spec.attrs)[0]
+    grads = [torch.randn(o.shape, device=o.device).to(o.dtype) for o in outputs]
+    gate.judge(spec, [layout(tensor) for tensor in inputs], [layout(grad) for grad in grads])
+
+
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.grads])
+def test_expanded_gradient(gate: SimpleNamespace, name: str) -> None:
+    """The stride-0 gradient that `loss.sum()` sends."""
+    spec = SPECS[name]
+    inputs = gate.draw(spec, _middle(spec), torch.float16, seed=3)
+    outputs = gate.run(spec.reference, inputs, (), (), **spec.attrs)[0]
+    gate.judge(
+        spec, inputs, [torch.ones((), dtype=o.dtype, device=o.device).expand(o.shape) for o in outputs]
+    )
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_twice_the_same(gate: SimpleNamespace, name: str) -> None:
+    spec = SPECS[name]
+    inputs = gate.draw(spec, _middle(spec), torch.float32, seed=4)
+    wrt = [spec.inputs.index(grad) for grad in spec.grads]
+    outputs = gate.run(spec.reference, inputs, (), (), **spec.attrs)[0]
+    grads = [torch.randn(o.shape, device=o.device).to(o.dtype) for o in outputs]
+    first = gate.run(spec.target, inputs, grads, wrt, **spec.attrs)
+    second = gate.run(spec.target, inputs, grads, wrt, **spec.attrs)
+    for one, two in zip(first[0] + first[1], second[0] + second[1], strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), [(name, fault) for name, spec in SPECS.items() for fault in spec.faults]
+)
+def test_every_fault_changes_some_result(gate: SimpleNamespace, name: str, fault: str) -> None:
+    """A fault that equals the right formula everywhere could never be caught: it would not be a fault."""
+    spec = SPECS[name]
+    wrt = [spec.inputs.index(grad) for grad in spec.grads]
+    for family in (None, *spec.adversarial):
+        inputs = gate.draw(spec, _middle(spec), torch.float16, seed=5, family=family)
+        outputs = gate.run(spec.reference, inputs, (), (), **spec.attrs)[0]
+        grads = [torch.randn(o.shape, device=o.device).to(o.dtype) for o in outputs]
+        right = gate.run(spec.reference, inputs, grads, wrt, **spec.attrs)
+        wrong = gate.run(spec.faults[fault], inputs, grads, wrt, **spec.attrs)
+        if any(not torch.equal(a, b) for a, b in zip(right[0] + right[1], wrong[0] + wrong[1], strict=True)):
+            return
+    pytest.fail(f"fault {fault!r} of {name} changes nothing")

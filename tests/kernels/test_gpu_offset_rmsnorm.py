@@ -1,0 +1,70 @@
+"""Offset RMSNorm on a GPU: the source text's case table, forward and backward, as an op and compiled."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bridge.kernels.offset_rmsnorm import kernel
+from bridge.kernels.offset_rmsnorm.op import offset_rms_norm, uses_kernel
+from bridge.kernels.offset_rmsnorm.spec import SPEC
+
+pytestmark = pytest.mark.gpu
+
+# Shape, dtype, seed, scale of x: sizes at the steps of the tile size, a production width, rows that eps rules.
+CASES = [
+    ((3, 255), torch.float32, 1, 1.0),
+    ((3, 256), torch.bfloat16, 2, 1.0),
+    ((3, 257), torch.bfloat16, 3, 1.0),
+    ((3, 257), torch.float16, 10, 1.0),
+    ((8, 6, 256), torch.bfloat16, 4, 1.0),
+    ((8, 4095), torch.bfloat16, 5, 1.0),
+    ((8, 4096), torch.bfloat16, 6, 1.0),
+    ((8, 4097), torch.bfloat16, 7, 1.0),
+    ((8, 5120), torch.bfloat16, 8, 1.0),
+    ((8, 5120), torch.bfloat16, 9, 1e-5),
+    ((8, 5120), torch.bfloat16, 11, 0.0),
+    ((2, 65536), torch.bfloat16, 12, 1.0),
+    ((70000, 128), torch.bfloat16, 13, 1.0),
+]
+
+
+def _drawn(
+    shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    x = scale * torch.randn(shape, generator=generator, device="cuda")
+    weight = 0.1 * torch.randn(shape[-1], generator=generator, device="cuda")
+    return x.to(dtype), weight.to(dtype)
+
+
+@pytest.mark.parametrize(("shape", "dtype", "seed", "scale"), CASES)
+def test_gate(
+    gate: SimpleNamespace, shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float
+) -> None:
+    x, weight = _drawn(shape, dtype, seed, scale)
+    assert uses_kernel(x, weight)
+    gate.judge(SPEC, (x, weight), seed=seed)
+
+
+def test_opcheck() -> None:
+    x, weight = _drawn((8, 6, 256), torch.bfloat16, 14, 1.0)
+    y, rstd = kernel.offset_rms_norm(x, weight, 1e-6)
+    torch.library.opcheck(kernel.offset_rms_norm, (x.requires_grad_(), weight.requires_grad_(), 1e-6))
+    torch.library.opcheck(kernel.offset_rms_norm_backward, (y, x.detach(), weight.detach(), rstd))
+
+
+@pytest.mark.parametrize("shape", [(8, 4096), (8, 4097), (2, 3, 256)])
+def test_compile_fullgraph(gate: SimpleNamespace, shape: tuple[int, ...]) -> None:
+    inputs = _drawn(shape, torch.bfloat16, 15, 1.0)
+    grad = torch.randn(shape, device="cuda").to(torch.bfloat16)
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return offset_rms_norm(x, weight, eps=1e-6, backend="kernel")
+
+    eager = gate.run(function, inputs, [grad], (0, 1))
+    compiled = gate.run(torch.compile(function, fullgraph=True), inputs, [grad], (0, 1))
+    for one, two in zip(eager[0] + eager[1], compiled[0] + compiled[1], strict=True):
+        assert torch.equal(one, two)
