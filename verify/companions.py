@@ -1,0 +1,168 @@
+"""Checks that stand beside the gate. Each may turn a PASS into a FAIL; each passes when value <= limit.
+
+All of them are relative to golden *and* to the reference: cast points are part of what a kernel means,
+so a rounding that the reference makes too is never held against the target.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from bridge.verify.envelope import Envelope
+from bridge.verify.ulp import is_low, round_to, smallest_normal, ulp_of
+from bridge.verify.verdict import Companion
+
+#: Standard deviations of legal noise an element may be off. The envelope is itself about twice the
+#: noise of correct rounding; legal FP32 orders stay below 3 of these, a 16-bit step is 1000 out.
+NOISE_FACTOR = 6.0
+#: ULP of the output that any element may be off on top: one faithful rounding for 16-bit outputs,
+#: two for wider ones, whose hardware functions are allowed two.
+FAITHFUL_LOW, FAITHFUL_WIDE = 1.0, 2.0
+#: RMS error against the reference's. Another cast point costs 1.4, a truncating store 2.0.
+RMS_LIMIT = 1.2
+#: Mean signed error beyond the reference's, ULP, and standard errors: both must be exceeded.
+BIAS_LIMIT, BIAS_Z = 0.04, 8.0
+#: Mean square over rows (columns) of sum(d)^2 / sum(d^2), d = target - reference in ULP: 1 for
+#: independent signs, the row's length when all its elements are off the same way.
+COHERENCE_LIMIT = 8.0
+#: Root mean square of d below which two results are the same but for single flipped roundings.
+SAME = 0.08
+#: Fewer elements than this say nothing statistical.
+FEWEST = 48
+
+
+@dataclass(slots=True)
+class Compared:
+    """One tensor's FP64 values where all are finite, and the unit and noise at each element."""
+
+    golden: torch.Tensor
+    reference: torch.Tensor
+    target: torch.Tensor
+    keep: torch.Tensor
+    dtype: torch.dtype
+    envelope: Envelope | None
+
+    def budget(self) -> torch.Tensor:
+        """Largest legal |target - golden| per element."""
+        unit = ulp_of(self.golden, self.dtype)
+        faithful = FAITHFUL_LOW if is_low(self.dtype) else FAITHFUL_WIDE
+        own = (self.reference - self.golden).abs()
+        noise = self.envelope.rms(self.golden) if self.envelope is not None else own
+        # Where the reference itself lands further out than its noise draws, it shows what is legal.
+        noise = torch.maximum(noise, own / 2 if is_low(self.dtype) else own)
+        floor = smallest_normal(self.dtype) if self.dtype in (torch.float32, torch.bfloat16) else 0.0
+        return faithful * unit + NOISE_FACTOR * noise + floor
+
+
+def noise_budget(data: Compared) -> Companion:
+    """Worst element's error over its legal budget."""
+    ratio = (data.target - data.golden).abs() / data.budget()
+    ratio = torch.where(data.keep, ratio, torch.zeros_like(ratio))
+    worst = int(ratio.argmax()) if ratio.numel() else 0
+    value = float(ratio.reshape(-1)[worst]) if ratio.numel() else 0.0
+    over = int((ratio > 1).sum())
+    where = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), ratio.shape)) if ratio.ndim else ()
+    return Companion(
+        value=value,
+        limit=1.0,
+        passed=value <= 1.0,
+        detail=f"{over} of {ratio.numel()} elements over their budget, worst at {where}" if over else "",
+        note="legal rounding noise of the reference's own formula, any FP32 summation order, plus one rounding",
+    )
+
+
+def statistics(data: Compared) -> dict[str, Companion]:
+    """RMS, bias and coherence; for 16-bit outputs only, since legal FP32 orders differ coherently."""
+    if not is_low(data.dtype) or int(data.keep.sum()) < FEWEST:
+        return {}
+    unit = ulp_of(data.golden, data.dtype)
+    errors_t = _masked((data.target - data.golden) / unit, data.keep)
+    errors_r = _masked((data.reference - data.golden) / unit, data.keep)
+    draws = []
+    if data.envelope is not None:
+        for draw in data.envelope.draws:
+            rounded = torch.where(torch.isfinite(draw), round_to(draw, data.dtype), data.golden)
+            draws.append(_masked((rounded - data.golden) / unit, data.keep))
+    found = {
+        "rms ratio": _rms(errors_t, errors_r, draws),
+        "bias": _bias(errors_t, errors_r, draws, int(data.keep.sum())),
+    }
+    difference = errors_t - errors_r
+    rows, columns = _as_matrix(difference)
+    legal = [_as_matrix(d - errors_r) for d in draws]
+    if difference.ndim > 1 or difference.numel() >= FEWEST:
+        found["row coherence"] = _coherence(rows, [m[0] for m in legal])
+    if difference.ndim > 1 and rows.shape[0] > 1:
+        found["column coherence"] = _coherence(columns, [m[1] for m in legal])
+    return found
+
+
+def _masked(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    return torch.where(keep, values.clamp(-1e6, 1e6), torch.zeros_like(values))
+
+
+def _as_matrix(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[rows, cols] and its transpose: the last axis is the columns."""
+    matrix = values.reshape(-1, values.shape[-1]) if values.ndim > 1 else values.reshape(1, -1)
+    return matrix, matrix.t()
+
+
+def _rms(target: torch.Tensor, reference: torch.Tensor, draws: list[torch.Tensor]) -> Companion:
+    own = float(reference.square().mean().sqrt())
+    limit = RMS_LIMIT * max([own, *(float(d.square().mean().sqrt()) for d in draws)])
+    value = float(target.square().mean().sqrt())
+    gained = target.square() - reference.square()
+    error = float(gained.std()) / math.sqrt(gained.numel()) if gained.numel() > 1 else 0.0
+    z = float(gained.mean()) / error if error > 0 else (0.0 if float(gained.mean()) <= 0 else float("inf"))
+    passed = value <= limit + 0.02 or z < 4.0
+    floor = max(limit, 1e-12)
+    return Companion(
+        value=RMS_LIMIT * value / floor if not passed or value <= floor else RMS_LIMIT,
+        limit=RMS_LIMIT,
+        passed=passed,
+        detail=f"{value:.3g} ULP, reference {own:.3g}, {min(z, 9e9):.1f} standard errors apart",
+    )
+
+
+def _bias(target: torch.Tensor, reference: torch.Tensor, draws: list[torch.Tensor], count: int) -> Companion:
+    difference = target - reference
+    # Toward zero or away from it: the sign of the value would hide a truncation otherwise.
+    shift = float(difference.sum()) / count
+    legal = max([abs(float((d - reference).sum())) / count for d in draws], default=0.0)
+    spread = float(difference.square().sum().sqrt()) / count
+    z = abs(shift) / spread if spread > 0 else 0.0
+    value = max(0.0, abs(shift) - 2 * legal)
+    passed = value <= BIAS_LIMIT or z < BIAS_Z
+    return Companion(
+        value=value if not passed else min(value, BIAS_LIMIT),
+        limit=BIAS_LIMIT,
+        passed=passed,
+        detail=f"{shift:+.3g} ULP beyond the reference's, {z:.1f} standard errors",
+    )
+
+
+def _coherence(lines: torch.Tensor, legal: list[torch.Tensor]) -> Companion:
+    value, effect = _aligned(lines)
+    limit = max([COHERENCE_LIMIT, *(2.0 * _aligned(m)[0] for m in legal)])
+    passed = value <= limit or effect <= SAME
+    return Companion(
+        value=value if not passed else min(value, limit),
+        limit=limit,
+        passed=passed,
+        detail=f"differences from the reference of {effect:.2g} ULP share their sign along a line",
+    )
+
+
+def _aligned(lines: torch.Tensor) -> tuple[float, float]:
+    """Mean of sum(d)^2 / sum(d^2) over lines with differences, and the RMS of d over all."""
+    squares = lines.square().sum(dim=1)
+    used = squares > 0
+    effect = float(lines.square().mean().sqrt())
+    if int(used.sum()) == 0:
+        return 0.0, effect
+    # Pooled, so that a line with one flipped element does not weigh as much as a full one.
+    chi = lines.sum(dim=1)[used].square().sum() / squares[used].sum()
+    return float(chi), effect

@@ -1,0 +1,214 @@
+"""One tensor of one case: structure, gate, companions, and the verdict they add up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bridge.verify.companions import Compared, noise_budget, statistics
+from bridge.verify.envelope import Envelope
+from bridge.verify.gate import Gate, measure
+from bridge.verify.local import error_map, line_gates, worst_elements
+from bridge.verify.structure import meta_mismatch, name_of, nonfinite_mismatch
+from bridge.verify.ulp import histogram, round_to
+from bridge.verify.verdict import Companion, Constants, Outcome, TensorVerdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trio:
+    """Golden (FP64), reference and target (own dtype) of one tensor; None where a gradient is missing."""
+
+    golden: torch.Tensor | None
+    reference: torch.Tensor | None
+    target: torch.Tensor | None
+
+
+def judge_tensor(
+    name: str,
+    case: str,
+    trio: Trio,
+    *,
+    constants: Constants,
+    envelope: Envelope | None,
+    elementwise: bool,
+    nonfinite_inputs: bool = False,
+    unstable: torch.Tensor | None = None,
+    fault: str | None = None,
+) -> TensorVerdict:
+    """Judge one tensor.
+
+    Args:
+        name: as in the verdict table; `grad_x` for a gradient.
+        case: name of the case.
+        constants: of the gate, declared before the target ran.
+        envelope: legal noise; None leaves the reference's own error as the only measure.
+        elementwise: apply the ULP rule for elementwise kernels.
+        nonfinite_inputs: the inputs hold NaN or Inf on purpose.
+        unstable: elements where golden itself jumps under a tiny move of the inputs (ties).
+        fault: a misdeed seen while the target ran; it fails the tensor whatever the numbers.
+    """
+    reference, target, golden = trio.reference, trio.target, trio.golden
+    if reference is None or golden is None:
+        wrong = target is not None and bool((target != 0).any())
+        text = "gradient is not zero where the reference has none" if wrong else None
+        dtype, shape = (name_of(target.dtype), tuple(target.shape)) if target is not None else ("", ())
+        return TensorVerdict(
+            tensor=name, case=case, verdict="FAIL" if wrong else "PASS", dtype=dtype, shape=shape, structure=text
+        )
+    mismatch = "no gradient where the reference has one" if target is None else meta_mismatch(target, reference)
+    if mismatch is not None or target is None:
+        return TensorVerdict(
+            tensor=name,
+            case=case,
+            verdict="FAIL",
+            dtype=name_of(reference.dtype),
+            shape=tuple(reference.shape),
+            structure=mismatch,
+            reason=f"structure: {mismatch}",
+        )
+    if not reference.dtype.is_floating_point:
+        return _discrete(name, case, golden, reference, target, fault)
+    wide = Compared(
+        golden=golden.to(torch.float64),
+        reference=reference.to(torch.float64),
+        target=target.to(torch.float64),
+        keep=torch.ones_like(target, dtype=torch.bool),
+        dtype=reference.dtype,
+        envelope=envelope,
+    )
+    structure = _settle_finite(wide, nonfinite_inputs, unstable)
+    gate = measure(
+        wide.golden, wide.reference, wide.target, dtype=wide.dtype, constants=constants, keep=wide.keep
+    )
+    companions = _companions(wide, constants, elementwise)
+    verdict, reason, companions = _decide(gate, companions, structure, fault)
+    return TensorVerdict(
+        tensor=name,
+        case=case,
+        verdict=verdict,
+        dtype=name_of(reference.dtype),
+        shape=tuple(reference.shape),
+        reason=reason,
+        reference_error=_number(gate.reference_error),
+        target_error=_number(gate.target_error),
+        rounding_floor=_number(gate.rounding_floor),
+        threshold=_number(gate.threshold),
+        reference_relative_error=_number(gate.reference_relative_error),
+        gate_valid=gate.valid,
+        structure=structure,
+        companions=companions,
+        histogram=histogram(
+            wide.golden[wide.keep], wide.reference[wide.keep], wide.target[wide.keep], wide.dtype
+        ),
+        error_map=error_map(wide, gate.threshold),
+        worst=worst_elements(wide),
+    )
+
+
+def _settle_finite(data: Compared, nonfinite_inputs: bool, unstable: torch.Tensor | None) -> str | None:
+    """Set which elements can be compared; return the structural mismatch among non-finite ones."""
+    expected = round_to(data.golden, data.dtype)
+    jumpy = torch.zeros_like(data.keep) if unstable is None else unstable
+    if data.envelope is not None:
+        # A noise draw that overflows says that the reference may, so nothing is demanded there.
+        drawn = torch.isfinite(data.envelope.rms(data.golden))
+        jumpy = jumpy | (~drawn & torch.isfinite(data.golden))
+    structure, _ = nonfinite_mismatch(
+        torch.where(jumpy, expected, data.target), expected, data.reference, forgive_dropped_nan=nonfinite_inputs
+    )
+    data.keep = (
+        torch.isfinite(data.golden)
+        & torch.isfinite(expected)
+        & torch.isfinite(data.reference)
+        & torch.isfinite(data.target)
+        & ~jumpy
+    )
+    zero = torch.zeros((), dtype=torch.float64, device=data.golden.device)
+    data.golden = torch.where(torch.isfinite(data.golden), data.golden, zero)
+    if data.envelope is not None:
+        data.envelope = Envelope(draws=[torch.where(data.keep, d, data.golden) for d in data.envelope.draws])
+    data.reference = torch.where(data.keep, data.reference, data.golden)
+    return structure
+
+
+def _companions(data: Compared, constants: Constants, elementwise: bool) -> dict[str, Companion]:
+    found = {"noise budget": noise_budget(data)}
+    found |= line_gates(data, constants)
+    found |= statistics(data)
+    return found
+
+
+def _decide(
+    gate: Gate, companions: dict[str, Companion], structure: str | None, fault: str | None
+) -> tuple[Outcome, str, dict[str, Companion]]:
+    budget = companions["noise budget"]
+    if fault is not None:
+        return "FAIL", fault, companions
+    if structure is not None:
+        return "FAIL", f"structure: {structure}", companions
+    failed = [name for name, check in companions.items() if not check.passed]
+    if not gate.valid:
+        return _without_gate(gate, budget, failed, companions)
+    if failed:
+        text = ", ".join(f"{name} {_short(companions[name])}" for name in failed)
+        return "FAIL", f"{'gate and ' if not gate.passes else ''}{text}", companions
+    if not gate.passes:
+        note = (
+            f"the gate alone is over ({gate.ratio:.2f} of its threshold): the reference's one draw is lucky; "
+            f"every element is within the legal noise budget ({budget.value:.2f} of 1), which decides"
+        )
+        return "PASS", note, companions | {"noise budget": _noted(budget, note)}
+    return "PASS", f"error is {gate.ratio:.2f} of the threshold", companions
+
+
+def _without_gate(
+    gate: Gate, budget: Companion, failed: list[str], companions: dict[str, Companion]
+) -> tuple[Outcome, str, dict[str, Companion]]:
+    lead = f"gate not valid (reference {gate.reference_relative_error:.0%} off golden)"
+    value = float("inf") if budget.value is None else budget.value
+    if not failed:
+        return "PASS WITH LIMITATIONS", f"{lead}; target within the same noise envelope ({value:.2f} of 1)", companions
+    if value > 4.0:
+        return "FAIL", f"{lead}; target {value:.3g} times outside the legal noise envelope", companions
+    return "INCONCLUSIVE", f"{lead}; target near the edge of the noise envelope ({', '.join(failed)})", companions
+
+
+def _noted(check: Companion, note: str) -> Companion:
+    return Companion(
+        value=check.value, limit=check.limit, passed=check.passed, detail=check.detail, note=note
+    )
+
+
+def _short(check: Companion) -> str:
+    value = "not finite" if check.value is None else f"{check.value:.3g}"
+    return f"{value} > {check.limit:.3g}" + (f" ({check.detail})" if check.detail else "")
+
+
+def _discrete(
+    name: str, case: str, golden: torch.Tensor, reference: torch.Tensor, target: torch.Tensor, fault: str | None
+) -> TensorVerdict:
+    """Integer and boolean outputs: equal to golden or to the reference, element by element."""
+    wrong = (target != reference) & (target.to(torch.float64) != golden.to(torch.float64))
+    count = int(wrong.sum())
+    text = f"{count} of {wrong.numel()} discrete elements equal neither golden nor the reference" if count else None
+    reason = fault or text or "equal to golden or the reference everywhere"
+    return TensorVerdict(
+        tensor=name,
+        case=case,
+        verdict="FAIL" if fault or count else "PASS",
+        dtype=name_of(reference.dtype),
+        shape=tuple(reference.shape),
+        reason=reason,
+        structure=text,
+        gate_valid=True,
+        reference_error=float((reference != golden).sum()),
+        target_error=float(count),
+        rounding_floor=0.0,
+        threshold=0.0,
+        reference_relative_error=0.0,
+    )
+
+
+def _number(value: float) -> float | None:
+    return value if value == value and abs(value) != float("inf") else None

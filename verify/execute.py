@@ -1,0 +1,167 @@
+"""Run one implementation on one case: outputs, gradients, and what it did to its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bridge.verify.case import Case
+from bridge.verify.launches import watch
+from bridge.verify.memory import Watched
+from bridge.verify.spec import KernelSpec
+
+
+@dataclass(slots=True)
+class Result:
+    """What came back; tensors detached. A gradient is keyed by its input's name."""
+
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    grads: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)  #: tensor name -> misdeed, in words
+    kernels: tuple[str, ...] = ()
+    tiles: tuple[int, ...] = ()
+
+    def named(self) -> dict[str, torch.Tensor | None]:
+        """All results under the names of the verdict table."""
+        return {**self.outputs, **{f"grad_{name}": grad for name, grad in self.grads.items()}}
+
+
+def tensor_names(spec: KernelSpec) -> tuple[str, ...]:
+    """Names of every judged tensor, outputs first."""
+    return (*spec.outputs, *(f"grad_{name}" for name in spec.grads))
+
+
+def copy_with_layout(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same sizes, strides, offset and surroundings, in memory of its own."""
+    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage()).clone()
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def split(returned: Any, count: int) -> tuple[torch.Tensor, ...] | str:
+    """What a callable returned as a tuple of `count` tensors, or the complaint."""
+    items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    if len(items) != count:
+        return f"must return {count} tensor(s) as `outputs` names, got {len(items)}"
+    for item in items:
+        if not isinstance(item, torch.Tensor):
+            return f"must return tensors, got {type(item).__name__}"
+    return items
+
+
+def run(
+    function: Callable[..., Any],
+    spec: KernelSpec,
+    case: Case,
+    *,
+    inputs: tuple[torch.Tensor, ...] | None = None,
+    grad_outputs: tuple[torch.Tensor, ...] | None = None,
+    context: Any = None,
+    keep_graph: bool = False,
+) -> Result | str:
+    """Run `function` forward, and backward when the spec names gradients.
+
+    Args:
+        inputs: stand-ins for the case's inputs (golden's FP64 copies); copied with layout when None.
+        context: a context manager around forward and backward, such as a dispatch mode.
+        keep_graph: run backward twice; a second result that differs bitwise is a fault.
+
+    Returns:
+        The result, or a complaint about what was returned.
+    """
+    values = inputs if inputs is not None else tuple(copy_with_layout(t) for t in case.inputs)
+    upstream = grad_outputs if grad_outputs is not None else tuple(copy_with_layout(t) for t in case.grad_outputs)
+    wanted = [i for i, name in enumerate(spec.inputs) if name in spec.grads]
+    leaves = tuple(
+        v.detach().requires_grad_(i in wanted and v.is_floating_point()) for i, v in enumerate(values)
+    )
+    with context if context is not None else nullcontext(), torch.enable_grad():
+        outputs = split(function(*leaves, **case.attrs), len(spec.outputs))
+        if isinstance(outputs, str):
+            return outputs
+        result = Result(outputs={n: o.detach() for n, o in zip(spec.outputs, outputs, strict=True)})
+        if spec.grads and wanted:
+            result.grads = _backward(spec, outputs, leaves, upstream, wanted, result, keep_graph=keep_graph)
+    return result
+
+
+def _backward(
+    spec: KernelSpec,
+    outputs: tuple[torch.Tensor, ...],
+    leaves: tuple[torch.Tensor, ...],
+    upstream: tuple[torch.Tensor, ...],
+    wanted: list[int],
+    result: Result,
+    *,
+    keep_graph: bool,
+) -> dict[str, torch.Tensor | None]:
+    pairs = [(o, g) for o, g in zip(outputs, upstream, strict=False) if o.requires_grad]
+    names = [spec.inputs[i] for i in wanted]
+    if not pairs:
+        return dict.fromkeys(names)
+    roots = tuple(o for o, _ in pairs)
+    grads_in = tuple(g if g.dtype == o.dtype else g.to(o.dtype) for o, g in pairs)
+    sources = tuple(leaves[i] for i in wanted)
+    grads = torch.autograd.grad(roots, sources, grads_in, retain_graph=keep_graph, allow_unused=True)
+    if keep_graph:
+        first = tuple(g.clone() if g is not None else None for g in grads)
+        try:
+            again = torch.autograd.grad(roots, sources, grads_in, allow_unused=True)
+        except RuntimeError:
+            again = None  # refusing a second backward is legal; only a silent wrong one is not
+        if again is not None:
+            for name, a, b in zip(names, first, again, strict=True):
+                if a is not None and b is not None and not _same_bits(a, b):
+                    result.faults[f"grad_{name}"] = "a second backward over the same graph gives other values"
+        grads = first
+    return {n: (g.detach() if g is not None else None) for n, g in zip(names, grads, strict=True)}
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def run_target(spec: KernelSpec, case: Case, *, twice: bool = False) -> Result | str:
+    """Run the target under watch: launches, poisoned memory, guard bands, inputs compared afterwards."""
+    inputs = tuple(copy_with_layout(t) for t in case.inputs)
+    upstream = tuple(copy_with_layout(t) for t in case.grad_outputs)
+    with watch() as seen:
+        watched = Watched()
+        result = run(
+            spec.target, spec, case, inputs=inputs, grad_outputs=upstream, context=watched, keep_graph=twice
+        )
+    if isinstance(result, str):
+        return result
+    result.kernels, result.tiles = tuple(seen.kernels), seen.tiles()
+    _blame_writes(spec, case, inputs, upstream, result)
+    for text in watched.overruns():
+        for name in result.named():
+            result.faults.setdefault(name, text)
+    return result
+
+
+def _blame_writes(
+    spec: KernelSpec,
+    case: Case,
+    inputs: tuple[torch.Tensor, ...],
+    upstream: tuple[torch.Tensor, ...],
+    result: Result,
+) -> None:
+    """Name the results answerable for a write into inputs or upstream gradients."""
+    for name, before, after in zip(spec.inputs, case.inputs, inputs, strict=True):
+        if not _same_bits(before, after):
+            _blame(result, after, f"the input `{name}` was written to", tuple(spec.outputs))
+    for name, before, after in zip(spec.outputs, case.grad_outputs, upstream, strict=False):
+        if not _same_bits(before, after):
+            grads = tuple(f"grad_{g}" for g in spec.grads)
+            _blame(result, after, f"grad_output of `{name}` was written to", grads)
+
+
+def _blame(result: Result, victim: torch.Tensor, text: str, otherwise: tuple[str, ...]) -> None:
+    address = victim.untyped_storage().data_ptr()
+    sharing = [n for n, t in result.named().items() if t is not None and t.untyped_storage().data_ptr() == address]
+    for name in sharing or otherwise:
+        result.faults[name] = text

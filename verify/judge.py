@@ -1,0 +1,255 @@
+"""Cases in, verdict parts out. Runs in the current process; isolation is the caller's business."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from bridge.errors import KernelError, NothingJudgedError
+from bridge.verify.case import Case
+from bridge.verify.compare import Trio, judge_tensor
+from bridge.verify.envelope import measure_noise
+from bridge.verify.execute import Result, run, run_target, tensor_names
+from bridge.verify.golden import run_golden
+from bridge.verify.options import Options
+from bridge.verify.plan import OWN_FAMILIES
+from bridge.verify.spec import KernelSpec
+from bridge.verify.structure import name_of
+from bridge.verify.verdict import (
+    CaseRecord,
+    Constants,
+    Coverage,
+    Diagnosis,
+    Outcome,
+    Power,
+    TensorVerdict,
+    worst_outcome,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Judgement:
+    """The parts of a Verdict that judging makes; the caller adds provenance and fidelity."""
+
+    outcome: Outcome
+    summary: str
+    tensors: tuple[TensorVerdict, ...]
+    cases: tuple[CaseRecord, ...]
+    diagnosis: Diagnosis | None
+    power: Power
+    coverage: Coverage
+    kernels: tuple[str, ...]  #: Triton kernels or custom ops that the target was seen to run
+
+
+@dataclass(slots=True)
+class _Judged:
+    """One case after judging."""
+
+    record: CaseRecord
+    tensors: list[TensorVerdict] = field(default_factory=list)
+    refused: str | None = None
+
+
+def judge(
+    spec: KernelSpec,
+    cases: Sequence[Case],
+    *,
+    constants: Constants | None = None,
+    options: Options | None = None,
+) -> Judgement:
+    """Judge `spec.target` on every case.
+
+    Args:
+        constants: the gate's; those of the spec when None.
+        options: see Options.
+
+    Raises:
+        KernelError: the target raised on a declared or captured case.
+        NothingJudgedError: there are no cases.
+    """
+    options = options or Options()
+    constants = constants or constants_of(spec)
+    if not cases:
+        raise NothingJudgedError(f"{spec.name} has no cases to judge; capture a step that runs it or widen --dtype")
+    judged = [judge_case(spec, case, constants=constants, options=options) for case in cases]
+    judged = [j for j in judged if j is not None]
+    tensors = tuple(t for j in judged for t in j.tensors)
+    outcome = _overall(judged)
+    return Judgement(
+        outcome=outcome,
+        summary=_summary(spec, outcome, judged),
+        tensors=tensors,
+        cases=tuple(j.record for j in judged),
+        diagnosis=None,
+        power=Power(),
+        coverage=_coverage(judged, options),
+        kernels=tuple(dict.fromkeys(k for j in judged for k in j.record.launches)),
+    )
+
+
+def constants_of(spec: KernelSpec) -> Constants:
+    """The gate's constants as the spec declares them."""
+    return Constants(
+        fudge_factor=spec.fudge_factor,
+        project_atol=spec.project_atol,
+        max_reference_relative_error=spec.max_reference_relative_error,
+    )
+
+
+def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: Options) -> _Judged | None:
+    """Golden, reference and noise first, then the target, then every tensor; None when the case is dropped."""
+    start = time.perf_counter()
+    own = case.family in OWN_FAMILIES
+    try:
+        reference = run(spec.reference, spec, case)
+    except Exception as error:
+        if not own:
+            return None
+        raise KernelError(_raised(spec, case, "reference", error)) from error
+    if isinstance(reference, str):
+        raise KernelError(f"the reference of {spec.name} {reference}")
+    golden = run_golden(spec, case)
+    noise = measure_noise(spec, case, seed=options.seed)
+    refused = None
+    try:
+        target = _target_result(spec, case, options)
+    except Exception as error:
+        if own:
+            raise KernelError(_raised(spec, case, "target", error)) from error
+        refused = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        target = None
+    judged = _Judged(
+        record=CaseRecord(
+            name=case.name,
+            family=case.family,
+            dtype=case.dtype,
+            shapes=tuple(tuple(t.shape) for t in case.inputs),
+            attrs=dict(case.attrs),
+            launches=target.kernels if isinstance(target, Result) else (),
+            notes=(*case.notes, *((f"refused: {refused}",) if refused else ())),
+        ),
+        refused=refused,
+    )
+    if isinstance(target, str):
+        judged.tensors = [_structural(name, case, target, reference) for name in tensor_names(spec)]
+    elif target is not None:
+        judged.tensors = _judge_tensors(spec, case, golden, reference, target, noise, constants)
+    verdict = worst_outcome([t.verdict for t in judged.tensors] or ["PASS WITH LIMITATIONS"])
+    judged.record = _with(judged.record, verdict, time.perf_counter() - start)
+    return judged
+
+
+def _target_result(spec: KernelSpec, case: Case, options: Options) -> Result | str:
+    if options.recorded:
+        if case.recorded is None:
+            return "has no recorded result for this case; capture it with its outputs"
+        return Result(outputs=dict(case.recorded.outputs), grads=dict(case.recorded.grads))
+    return run_target(spec, case, twice=case.family == "declared")
+
+
+def _judge_tensors(
+    spec: KernelSpec,
+    case: Case,
+    golden: Result,
+    reference: Result,
+    target: Result,
+    noise: dict[str, object],
+    constants: Constants,
+) -> list[TensorVerdict]:
+    wanted, eager, got = golden.named(), reference.named(), target.named()
+    odd = any(t.is_floating_point() and not bool(torch.isfinite(t).all()) for t in case.inputs)
+    return [
+        judge_tensor(
+            name,
+            case.name,
+            Trio(golden=wanted.get(name), reference=eager.get(name), target=got.get(name)),
+            constants=constants,
+            envelope=noise.get(name),  # type: ignore[arg-type]
+            elementwise=spec.kind == "elementwise",
+            nonfinite_inputs=odd,
+            fault=target.faults.get(name),
+        )
+        for name in tensor_names(spec)
+        if name in got or name in eager
+    ]
+
+
+def _structural(name: str, case: Case, text: str, reference: Result) -> TensorVerdict:
+    like = reference.named().get(name)
+    return TensorVerdict(
+        tensor=name,
+        case=case.name,
+        verdict="FAIL",
+        dtype=name_of(like.dtype) if like is not None else case.dtype,
+        shape=tuple(like.shape) if like is not None else (),
+        structure=f"target {text}",
+        reason=f"structure: target {text}",
+    )
+
+
+def _raised(spec: KernelSpec, case: Case, who: str, error: Exception) -> str:
+    shapes = ", ".join(f"{n} {tuple(t.shape)} {name_of(t.dtype)}" for n, t in zip(spec.inputs, case.inputs, strict=True))
+    text = str(error).splitlines()[0][:300] if str(error) else ""
+    return (
+        f"the {who} of {spec.name} must run on case {case.name!r} ({shapes}), got {type(error).__name__}: {text}; "
+        "run it on this shape by itself, or take the shape or dtype out of the spec"
+    )
+
+
+def _with(record: CaseRecord, verdict: Outcome, seconds: float) -> CaseRecord:
+    import msgspec
+
+    return msgspec.structs.replace(record, verdict=verdict, seconds=seconds)
+
+
+def _overall(judged: list[_Judged]) -> Outcome:
+    """FAIL from anywhere; a limitation only where no declared or captured case judged the tensor properly."""
+    if any(t.verdict == "FAIL" for j in judged for t in j.tensors):
+        return "FAIL"
+    outcomes: list[Outcome] = ["PASS"]
+    by_tensor: dict[tuple[str, str], list[Outcome]] = {}
+    for j in judged:
+        if j.refused is not None:
+            outcomes.append("PASS WITH LIMITATIONS")
+        if j.record.family in OWN_FAMILIES:
+            for t in j.tensors:
+                by_tensor.setdefault((t.tensor, t.dtype), []).append(t.verdict)
+        elif any(t.verdict == "INCONCLUSIVE" for t in j.tensors):
+            outcomes.append("PASS WITH LIMITATIONS")
+    for verdicts in by_tensor.values():
+        outcomes.append("PASS" if "PASS" in verdicts else worst_outcome(verdicts))
+    return worst_outcome(outcomes)
+
+
+def _summary(spec: KernelSpec, outcome: Outcome, judged: list[_Judged]) -> str:
+    failed = [t for j in judged for t in j.tensors if t.verdict == "FAIL"]
+    count = len(judged)
+    if outcome == "FAIL":
+        names = ", ".join(dict.fromkeys(t.tensor for t in failed))
+        return f"{spec.name} is wrong in {names}: {failed[0].case}: {failed[0].reason}"
+    if outcome == "PASS":
+        return f"{spec.name} is right on all {count} cases, within the declared gate and every companion check"
+    reasons = [t.reason for j in judged for t in j.tensors if t.verdict == outcome]
+    refused = [f"{j.record.name} refused" for j in judged if j.refused]
+    return f"{spec.name}: {outcome}: {(reasons or refused or ['see coverage'])[0]}"
+
+
+def _coverage(judged: list[_Judged], options: Options) -> Coverage:
+    shapes = dict.fromkeys(str(j.record.shapes[0]) for j in judged if j.record.shapes)
+    limited = [
+        f"{j.record.name}: {t.tensor}: {t.reason}"
+        for j in judged
+        for t in j.tensors
+        if t.verdict in ("PASS WITH LIMITATIONS", "INCONCLUSIVE")
+    ]
+    refused = [f"{j.record.name}: the target refused ({j.refused})" for j in judged if j.refused]
+    return Coverage(
+        shapes=tuple(shapes),
+        dtypes=tuple(dict.fromkeys(j.record.dtype for j in judged)),
+        families=tuple(dict.fromkeys(j.record.family for j in judged)),
+        repeats=options.repeats,
+        not_covered=tuple(refused + limited),
+    )

@@ -1,0 +1,60 @@
+"""Allocations of the target under watch: NaN in memory it never wrote, guard bands around every buffer.
+
+A kernel that reads memory before writing it gets NaN instead of the zeros that a fresh process
+happens to hand out; one that writes past a buffer lands in a band that is compared afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+#: Elements before and after each buffer. A whole tile must land inside, so the band is at least this long.
+_BAND = 1024
+#: Buffers above this many elements get a short band: memory, not the kernel, is what is scarce then.
+_LARGE = 1 << 22
+
+_EMPTY = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty_strided.default,
+}
+
+
+class Watched(TorchDispatchMode):
+    """Hands out floating buffers filled with NaN and fenced by bands; `overruns()` reads the bands back."""
+
+    def __init__(self, *, fill: float = float("nan")) -> None:
+        super().__init__()
+        self._fill = fill
+        self._bands: list[tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in _EMPTY and isinstance(out, torch.Tensor) and out.dtype.is_floating_point and out.numel():
+            return self._fenced(out)
+        return out
+
+    def _fenced(self, out: torch.Tensor) -> torch.Tensor:
+        if out.is_meta or out.layout != torch.strided:
+            return out
+        span = 1 + sum((size - 1) * stride for size, stride in zip(out.shape, out.stride(), strict=True))
+        # A multiple of the longest vector load, so that alignment is what a fresh buffer would have.
+        band = _BAND if span > _LARGE else max(_BAND, -(-span // 64) * 64)
+        buffer = torch.full((span + 2 * band,), self._fill, dtype=out.dtype, device=out.device)
+        self._bands.append((buffer[:band], buffer[band + span :], tuple(out.shape)))
+        return buffer.as_strided(out.shape, out.stride(), band)
+
+    def overruns(self) -> list[str]:
+        """Buffers whose bands were written, in words."""
+        found = []
+        for before, after, shape in self._bands:
+            for side, band in (("before", before), ("past the end of", after)):
+                hit = ~torch.isnan(band) if self._fill != self._fill else band != self._fill
+                if bool(hit.any()):
+                    found.append(f"wrote {int(hit.sum())} elements {side} a buffer of shape {shape}")
+        return found
