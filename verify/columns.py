@@ -205,7 +205,7 @@ def _tensors(
         min=np.array([nan if digest.min is None else digest.min for digest in digests], np.float64),
         max=np.array([nan if digest.max is None else digest.max for digest in digests], np.float64),
         nonfinite=np.array([digest.nan + digest.pos_inf + digest.neg_inf for digest in digests], np.int64),
-        hash=np.array([int(digest.hash or "0", 16) for digest in digests], np.uint64),
+        hash=np.array([int(digest.hash, 16) or 1 if digest.hash else 0 for digest in digests], np.uint64),
         order=_orders([(record.shape, record.stride) for record in flat], pool),
         known=known,
         producer=_positions(producers, call, rank, step, index),

@@ -1,6 +1,8 @@
 """The documents of two-run work: what `diff.json` and `scan.json` hold and every report renders from.
 
 Plain data, no torch. A number that is not finite or was not computed is None, since JSON has no NaN.
+`bridge.report` paints them: `write_diff_report(document, path)`, `render_diff_text(document, color=...)`,
+`render_diff_markdown(document)`, and the same three names with `scan`.
 The table of calls is columnar and its strings are pooled, because it may have 100,000 rows.
 
 Schema history

@@ -22,6 +22,7 @@ from bridge._version import __version__
 VERBS = {
     "capture": "Run training and store the tensors of one step.",
     "verify": "Judge a kernel: FP64 golden, eager reference, kernel target.",
+    "diff": "Compare two captures: where they part, and what was born there.",
     "report": "Render a verdict.json as HTML, text, Markdown, JUnit XML or JSON.",
     "inspect": "Say what a capture folder holds and what it lacks.",
     "env": "Print versions and devices, for a bug report.",

@@ -1,0 +1,307 @@
+"""`bridge diff`: two runs in, one document out. Loads torch only when tensors are there to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bridge.environment import package_versions
+from bridge.errors import CaptureError
+from bridge.verify import floors
+from bridge.verify.align import Alignment, align, read_overrides
+from bridge.verify.attribution import Attributions, attribute
+from bridge.verify.columns import Columns, Pool, columns
+from bridge.verify.details import call_detail, interesting_rows
+from bridge.verify.diff_document import (
+    MATCH_KINDS,
+    ORIGINS,
+    STATUSES,
+    CallDetail,
+    Coverage,
+    DiffDocument,
+    DiffOutcome,
+    Mismatch,
+    NonFinite,
+    Suspect,
+)
+from bridge.verify.diff_table import Rows, call_table, rows_of
+from bridge.verify.divergence import GAIN, Divergence, diverge
+from bridge.verify.nonfinite import first_nonfinite
+from bridge.verify.runs import Run, load_run, mismatches, refuse, side_of
+from bridge.verify.titanlog import as_log
+
+if TYPE_CHECKING:
+    from bridge.verify.counterfactual import Replays
+
+#: Suspects that a document lists; the rest is in its table.
+MAX_SUSPECTS = 20
+
+
+def diff_captures(
+    a: Path | str | Run,
+    b: Path | str | Run,
+    *,
+    overrides: Path | dict[str, str] | None = None,
+    allow_mismatch: bool = False,
+    replay: bool = True,
+    command: Sequence[str] = (),
+) -> DiffDocument:
+    """Compare two captures (or activation logs) of one step.
+
+    Args:
+        a, b: Baseline and candidate.
+        overrides: Keys of A to keys of B that belong together, or the CSV file that lists them.
+        allow_mismatch: Go on when model, step, dtype or seed differ.
+        replay: Attribute by replay where tensors are stored.
+        command: What the user typed, for the record.
+
+    Raises:
+        UsageError: runs that should not be compared, or overrides that do not fit.
+        CaptureError: a folder that cannot be read.
+    """
+    run_a = a if isinstance(a, Run) else load_run(Path(a), "A")
+    run_b = b if isinstance(b, Run) else load_run(Path(b), "B")
+    side_a, side_b = side_of(run_a), side_of(run_b)
+    found = mismatches(run_a, run_b, side_a, side_b)
+    if not allow_mismatch:
+        refuse(found)
+    calls_a, calls_b = run_a.calls, run_b.calls
+    logs = run_a.is_log or run_b.is_log
+    if run_a.is_log != run_b.is_log:
+        calls_a, calls_b = as_log(calls_a), as_log(calls_b)
+    pool = Pool()
+    left, right = columns(calls_a, pool), columns(calls_b, pool)
+    pairs = read_overrides(overrides) if isinstance(overrides, Path) else overrides
+    alignment = align(left, right, pairs)
+    divergence = diverge(left, right, alignment, precision=floors.LOG_DIGITS if logs else 0.0)
+    attributions = attribute(left, right, divergence)
+    replays = _replayed(run_a, run_b, left, right, divergence, attributions) if replay and not logs else None
+    if replays is not None:
+        attributions = replays.attributions
+    if attributions.batch_differs:
+        found.append(
+            Mismatch(
+                what="batch", a="its tokens", b="other tokens", meaning="the runs saw other data in this step"
+            )
+        )
+    rows = rows_of(left, right, divergence, attributions)
+    suspects = _suspects(run_b, left, right, rows, attributions, replays)
+    nonfinite = (*first_nonfinite(left, run_a), *first_nonfinite(right, run_b))
+    details = _details(run_a, run_b, left, right, divergence, attributions, rows, suspects, replays)
+    outcome, summary = _answer(left, right, divergence, attributions, rows, suspects, nonfinite)
+    return DiffDocument(
+        outcome=outcome,
+        summary=summary,
+        a=side_a,
+        b=side_b,
+        mismatches=tuple(found),
+        coverage=_coverage(left, right, alignment, divergence, rows, run_a, run_b, details, replays),
+        first_bit_difference=rows.first(("rounding", "differs")),
+        first_divergence=rows.first(("differs",)),
+        suspects=suspects,
+        nonfinite=nonfinite,
+        table=call_table(left, right, divergence, rows),
+        details=details,
+        constants={
+            "order_factor": floors.ORDER_FACTOR,
+            "fused_ulps": floors.FUSED_ULPS,
+            "bias_ulps": floors.BIAS_ULPS,
+            "compute_ulps": floors.COMPUTE_ULPS,
+            "gain": GAIN,
+        },
+        command=tuple(command),
+        versions=package_versions(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _replayed(
+    run_a: Run, run_b: Run, a: Columns, b: Columns, divergence: Divergence, attributions: Attributions
+) -> Replays | None:
+    if run_a.capture is None or run_b.capture is None:
+        return None
+    if not (a.reads.stored.any() and b.reads.stored.any()):
+        return None
+    from bridge.verify.counterfactual import replay_pairs
+
+    return replay_pairs(run_a.capture, run_b.capture, a, b, divergence, attributions)
+
+
+def _suspects(
+    run_b: Run, a: Columns, b: Columns, rows: Rows, attributions: Attributions, replays: Replays | None
+) -> tuple[Suspect, ...]:
+    suspects = []
+    for finding in attributions.findings[:MAX_SUSPECTS]:
+        row = rows.row_of(finding)
+        call = rows.call_of(a, b, finding)
+        kernel = _kernel_of(call.op, call.module_class)
+        attribution = replays.of(finding.pair) if replays is not None else None
+        if kernel:
+            following = f"bridge verify --op {kernel} --from {run_b.path}"
+        elif run_b.capture is not None:
+            following = f"bridge scan --from {run_b.path} --ops '{call.key}'"
+        else:
+            following = "capture this step with `bridge capture` for tensors to judge"
+        suspects.append(
+            Suspect(
+                row=row,
+                key=call.key,
+                op=call.op,
+                module=call.module,
+                module_class=call.module_class,
+                phase=call.phase,
+                kernel=kernel,
+                reason=finding.reason,
+                attribution=attribution or rows.attribution_of(finding),
+                source=call.source,
+                next_command=following,
+            )
+        )
+    return tuple(suspects)
+
+
+def _kernel_of(op: str, module_class: str) -> str | None:
+    """Name of the registered kernel that has this op or module class among its sites."""
+    from bridge.errors import BridgeError
+    from bridge.verify.registry import known_names, load_spec
+
+    for name in known_names():
+        # Names first: a spec is only imported (with torch) when its name is in the op's.
+        if name.replace("_", "") not in (op + module_class).lower().replace("_", ""):
+            continue
+        try:
+            spec = load_spec(name).spec
+        except (BridgeError, ImportError):
+            continue  # a broken plugin is no reason to fail a diff; `bridge verify` reports it
+        if op in spec.sites or module_class in spec.sites or name in op:
+            return name
+    return None
+
+
+def _details(
+    run_a: Run,
+    run_b: Run,
+    a: Columns,
+    b: Columns,
+    divergence: Divergence,
+    attributions: Attributions,
+    rows: Rows,
+    suspects: tuple[Suspect, ...],
+    replays: Replays | None,
+) -> tuple[CallDetail, ...]:
+    chosen = interesting_rows(rows, divergence, [suspect.row for suspect in suspects])
+    return tuple(
+        call_detail(row, run_a, run_b, a, b, divergence, attributions, rows, replays) for row in chosen
+    )
+
+
+def _coverage(
+    a: Columns,
+    b: Columns,
+    alignment: Alignment,
+    divergence: Divergence,
+    rows: Rows,
+    run_a: Run,
+    run_b: Run,
+    details: tuple[CallDetail, ...],
+    replays: Replays | None,
+) -> Coverage:
+    def counts(numbers: Any, names: tuple[str, ...]) -> dict[str, int]:
+        values = numbers.tolist()
+        found = {name: values.count(number) for number, name in enumerate(names)}
+        return {name: count for name, count in found.items() if name and count}
+
+    not_covered = []
+    if len(alignment.only_a):
+        not_covered.append(f"{len(alignment.only_a)} calls only in A")
+    if len(alignment.only_b):
+        not_covered.append(f"{len(alignment.only_b)} calls only in B")
+    incomparable = int((rows.status == STATUSES.index("incomparable")).sum())
+    if incomparable:
+        not_covered.append(f"{incomparable} pairs without digests on both sides, or of other shapes")
+    if run_a.is_log or run_b.is_log:
+        not_covered.append("a log has no exact hashes: equality is to 6 digits, and sign flips may go unseen")
+    if replays is None:
+        not_covered.append("no call was replayed: tensors are not stored on both sides")
+    else:
+        not_covered.extend(replays.not_covered)
+    return Coverage(
+        pairs=len(alignment),
+        by_match=counts(alignment.match, MATCH_KINDS),
+        by_status=counts(rows.status, STATUSES),
+        by_origin=counts(rows.origin, ORIGINS),
+        only_a=len(alignment.only_a),
+        only_b=len(alignment.only_b),
+        tensors=int(divergence.reads.comparable.sum() + divergence.writes.comparable.sum()),
+        elementwise=sum(tensor.elementwise for detail in details for tensor in detail.tensors),
+        replayed=replays.count if replays is not None else 0,
+        not_covered=tuple(not_covered),
+    )
+
+
+def _answer(
+    a: Columns,
+    b: Columns,
+    divergence: Divergence,
+    attributions: Attributions,
+    rows: Rows,
+    suspects: tuple[Suspect, ...],
+    nonfinite: tuple[NonFinite, ...],
+) -> tuple[DiffOutcome, str]:
+    """Outcome and the one sentence that the report opens with."""
+    pairs = len(divergence.alignment)
+    if not pairs:
+        return (
+            "NOTHING MATCHED",
+            f"no call of A ({len(a)}) has a counterpart in B ({len(b)}); nothing was compared",
+        )
+    compared = int(divergence.reads.comparable.sum() + divergence.writes.comparable.sum())
+    if not compared:
+        return "NOTHING MATCHED", f"{pairs} pairs of calls, but no tensor of them has a digest on both sides"
+    alone = len(divergence.alignment.only_a) + len(divergence.alignment.only_b)
+    rest = f"; {alone} calls have no counterpart" if alone else ""
+    if suspects:
+        return "DIVERGED", _accusation(suspects, attributions, divergence)
+    if attributions.entered_share > 0:
+        count = len(attributions.entered)
+        return "INCONCLUSIVE", (
+            f"the runs had parted before this step: {count} tensors already differ when it begins (worst: "
+            f"{attributions.entered[0]}, by {attributions.entered_worst:.2g}) and no call of this step adds to it; "
+            f"`bridge ab --find-step` finds the step where they part"
+        )
+    unlike = int((rows.status == STATUSES.index("rounding")).sum())
+    if not unlike:
+        return "IDENTICAL", f"all {compared} compared tensors of {pairs} calls are bit-equal{rest}"
+    first = rows.first(("rounding",))
+    where = rows.key(a, b, first) if first is not None else ""
+    return "SAME WITHIN ROUNDING", (
+        f"{unlike} of {pairs} calls differ, first {where}, none by more than rounding explains{rest}"
+    )
+
+
+def _accusation(suspects: tuple[Suspect, ...], attributions: Attributions, divergence: Divergence) -> str:
+    first, finding = suspects[0], attributions.findings[0]
+    what = f"{first.op} in {first.module}" if first.module else first.op
+    verb = {
+        "entered": "the difference comes in with",
+        "nondeterministic": "the runs part where random numbers are drawn, at",
+    }.get(finding.origin, "the runs part at")
+    more = len(attributions.findings) - 1
+    others = f"; {more} more suspects" if more > 1 else "; 1 more suspect" if more else ""
+    return f"{verb} {first.key} ({what}, {first.phase}): {first.reason}{others}"
+
+
+def write_diff(document: DiffDocument, path: Path) -> None:
+    """Write `diff.json`.
+
+    Raises CaptureError when the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(document))
+    except OSError as error:
+        raise CaptureError(f"{path} cannot be written: {error.strerror}; choose another --report") from None

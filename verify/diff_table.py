@@ -1,0 +1,227 @@
+"""Rows of a diff document: order, status and the columnar table. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bridge.capture.record import Call
+from bridge.verify.attribution import Attributions, Finding
+from bridge.verify.columns import KINDS, OUTPUT, PHASES, Columns, Floats, Ints, Tensors
+from bridge.verify.diff_document import ORIGINS, STATUSES, Attribution, CallTable, Status
+from bridge.verify.divergence import Divergence, execution_order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The document's rows in execution order. `at_a`/`at_b`: positions of the calls, -1: none."""
+
+    at_a: Ints
+    at_b: Ints
+    pair: Ints  #: -1: unmatched
+    status: Ints  #: number in STATUSES
+    origin: Ints  #: number in ORIGINS
+    row_of_pair: Ints
+    row_of_a: Ints
+    row_of_b: Ints
+
+    def __len__(self) -> int:
+        return len(self.pair)
+
+    def first(self, statuses: tuple[Status, ...]) -> int | None:
+        """First row of one of these statuses."""
+        found = np.flatnonzero(np.isin(self.status, [STATUSES.index(status) for status in statuses]))
+        return int(found[0]) if len(found) else None
+
+    def row_of(self, finding: Finding) -> int:
+        if finding.pair >= 0:
+            return int(self.row_of_pair[finding.pair])
+        if finding.only_b >= 0:
+            return int(self.row_of_b[finding.only_b])
+        return int(self.row_of_a[finding.only_a])
+
+    def call_of(self, a: Columns, b: Columns, finding: Finding) -> Call:
+        return self.call(a, b, self.row_of(finding))
+
+    def call(self, a: Columns, b: Columns, row: int) -> Call:
+        """B's call of a row, or A's where B has none."""
+        at_b = int(self.at_b[row])
+        return b.calls[at_b] if at_b >= 0 else a.calls[int(self.at_a[row])]
+
+    def key(self, a: Columns, b: Columns, row: int) -> str:
+        return self.call(a, b, row).key
+
+    def attribution_of(self, finding: Finding) -> Attribution:
+        return Attribution(
+            origin=finding.origin, basis=finding.basis, detail=finding.detail or finding.reason
+        )
+
+
+def rows_of(a: Columns, b: Columns, divergence: Divergence, attributions: Attributions) -> Rows:
+    """Put pairs and unmatched calls in execution order and give each a status."""
+    alignment = divergence.alignment
+    pairs = len(alignment)
+    none_a, none_b = np.full(len(alignment.only_a), -1), np.full(len(alignment.only_b), -1)
+    order = execution_order(a, b, alignment)
+    at_a = np.concatenate([alignment.a, alignment.only_a, none_b])[order]
+    at_b = np.concatenate([alignment.b, none_a, alignment.only_b])[order]
+    pair = np.concatenate([np.arange(pairs), none_a, none_b])[order]
+    status = np.full(pairs, STATUSES.index("rounding"))
+    comparable = np.zeros(pairs, bool)
+    comparable[divergence.reads.pair[divergence.reads.comparable]] = True
+    comparable[divergence.writes.pair[divergence.writes.comparable]] = True
+    equal = divergence.out_equal & divergence.in_equal
+    # Equal outputs of unequal inputs are equal where it counts: nothing is passed on.
+    status[attributions.tainted] = STATUSES.index("differs")
+    status[divergence.out_equal & ~attributions.tainted] = STATUSES.index("equal")
+    status[equal & ~attributions.tainted] = STATUSES.index("equal")
+    status[~comparable & ~attributions.tainted] = STATUSES.index("incomparable")
+    whole = np.concatenate(
+        [
+            status,
+            np.full(len(none_a), STATUSES.index("only a")),
+            np.full(len(none_b), STATUSES.index("only b")),
+        ]
+    )[order]
+    origin = np.concatenate([attributions.origin, np.zeros(len(none_a) + len(none_b), np.int64)])[order]
+    numbers = np.arange(len(order))
+    row_of_pair, row_of_a, row_of_b = np.full(pairs, -1), np.full(len(a), -1), np.full(len(b), -1)
+    row_of_pair[pair[pair >= 0]] = numbers[pair >= 0]
+    row_of_a[at_a[at_a >= 0]] = numbers[at_a >= 0]
+    row_of_b[at_b[at_b >= 0]] = numbers[at_b >= 0]
+    rows = Rows(
+        at_a=at_a,
+        at_b=at_b,
+        pair=pair,
+        status=whole,
+        origin=origin,
+        row_of_pair=row_of_pair,
+        row_of_a=row_of_a,
+        row_of_b=row_of_b,
+    )
+    for finding in attributions.findings:
+        rows.origin[rows.row_of(finding)] = ORIGINS.index(finding.origin)
+    return rows
+
+
+class _Strings:
+    """The document's own pool: only strings that rows use."""
+
+    def __init__(self, a: Columns) -> None:
+        self.items = a.pool.items()
+        self.numbers: dict[str, int] = {}
+
+    def of_pool(self, numbers: Ints) -> list[int]:
+        used, place = np.unique(numbers, return_inverse=True)
+        table = np.array([self.number(str(self.items[item])) if item >= 0 else -1 for item in used.tolist()])
+        return [int(value) for value in table[place.reshape(-1)].tolist()] if len(numbers) else []
+
+    def number(self, text: str) -> int:
+        return self.numbers.setdefault(text, len(self.numbers))
+
+
+def call_table(a: Columns, b: Columns, divergence: Divergence, rows: Rows) -> CallTable:
+    """The columnar table of a document."""
+    strings = _Strings(a)
+    have_a, have_b = rows.at_a >= 0, rows.at_b >= 0
+
+    def one(name: str) -> tuple[Ints, Ints]:
+        left, right = np.full(len(rows), -1), np.full(len(rows), -1)
+        left[have_a] = getattr(a, name)[rows.at_a[have_a]]
+        right[have_b] = getattr(b, name)[rows.at_b[have_b]]
+        return left, right
+
+    def either(name: str) -> Ints:
+        left, right = one(name)
+        return np.where(have_b, right, left)
+
+    match, noise = np.zeros(len(rows), np.int64), np.full(len(rows), np.nan)
+    inside, outside = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    paired = rows.pair >= 0
+    match[paired] = divergence.alignment.match[rows.pair[paired]]
+    noise[paired] = divergence.noise[rows.pair[paired]]
+    inside[paired] = divergence.in_difference[rows.pair[paired]]
+    outside[paired] = divergence.out_difference[rows.pair[paired]]
+    key_a, key_b = one("key")
+    op_a, op_b = one("op")
+    index_a, index_b = one("index")
+    numbers = {name: strings.number(name) for name in (*KINDS, *PHASES)}
+    kinds = (
+        np.array([numbers[name] for name in KINDS])[either("kind")] if len(rows) else np.zeros(0, np.int64)
+    )
+    phases = np.array([numbers[name] for name in PHASES])[either("phase")] if len(rows) else kinds
+    first_a, first_b = _first_outputs(a, rows.at_a), _first_outputs(b, rows.at_b)
+    return CallTable(
+        key_a=strings.of_pool(key_a),
+        key_b=strings.of_pool(key_b),
+        index_a=index_a.tolist(),
+        index_b=index_b.tolist(),
+        rank=either("rank").tolist(),
+        step=either("step").tolist(),
+        microbatch=either("microbatch").tolist(),
+        kind=kinds.tolist(),
+        op_a=strings.of_pool(op_a),
+        op_b=strings.of_pool(op_b),
+        phase=phases.tolist(),
+        module=strings.of_pool(either("module")),
+        source=_sources(a, b, rows, strings),
+        dtype=strings.of_pool(
+            np.where(first_b >= 0, _pick(b.writes.dtype, first_b), _pick(a.writes.dtype, first_a))
+        ),
+        match=match.tolist(),
+        status=rows.status.tolist(),
+        origin=rows.origin.tolist(),
+        in_difference=short_numbers(inside),
+        out_difference=short_numbers(outside),
+        noise=short_numbers(noise),
+        rms_a=short_numbers(_rms(a.writes, first_a)),
+        rms_b=short_numbers(_rms(b.writes, first_b)),
+        pool=tuple(strings.numbers),
+    )
+
+
+def _sources(a: Columns, b: Columns, rows: Rows, strings: _Strings) -> list[int]:
+    found = []
+    for at_a, at_b in zip(rows.at_a.tolist(), rows.at_b.tolist(), strict=True):
+        source = b.calls[at_b].source if at_b >= 0 else a.calls[at_a].source
+        found.append(-1 if source is None else strings.number(source))
+    return found
+
+
+def _first_outputs(columns: Columns, at: Ints) -> Ints:
+    """Row of the first output in `writes`; -1: none."""
+    writes = columns.writes
+    first = np.full(len(at), -1)
+    have = np.flatnonzero(at >= 0)
+    start, stop = writes.start[at[have]], writes.start[at[have] + 1]
+    some = stop > start
+    first[have[some]] = start[some]
+    outputs = first >= 0
+    outputs[outputs] = writes.role[first[outputs]] == OUTPUT
+    return np.where(outputs, first, -1)
+
+
+def _pick(values: Ints, at: Ints) -> Ints:
+    return np.where(at >= 0, values[np.maximum(at, 0)], -1) if len(values) else np.full(len(at), -1)
+
+
+def _rms(tensors: Tensors, at: Ints) -> Floats:
+    if not len(tensors.count):
+        return np.full(len(at), np.nan)
+    place = np.maximum(at, 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = np.sqrt(tensors.sq_sum[place] / np.maximum(tensors.count[place], 1))
+    return np.where(at >= 0, values, np.nan)
+
+
+def short_numbers(values: Floats) -> list[Any]:
+    """Four significant digits; None for what is not finite. Short numbers keep the document small."""
+    finite = np.isfinite(values)
+    safe = np.where(finite & (values != 0), np.abs(values), 1.0)
+    power = 3 - np.floor(np.log10(safe)).astype(np.int64)
+    up, down = 10.0 ** np.clip(power, 0, 300), 10.0 ** np.clip(-power, 0, 300)
+    rounded = np.where(power >= 0, np.rint(np.where(finite, values, 0.0) * up) / up, 0.0)
+    rounded = np.where(power < 0, np.rint(np.where(finite, values, 0.0) / down) * down, rounded)
+    return [value if good else None for value, good in zip(rounded.tolist(), finite.tolist(), strict=True)]

@@ -1,0 +1,148 @@
+"""One of the two runs of a comparison: a capture folder or an activation log, and what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.capture.record import Call, Manifest
+from bridge.errors import UsageError
+from bridge.verify.diff_document import Mismatch, Side
+from bridge.verify.titanlog import is_log, read_log
+
+if TYPE_CHECKING:
+    from bridge.capture.store import Capture
+
+#: Below this share of common module names, two runs are of different models.
+SAME_MODEL = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Calls and where they come from; `capture` gives tensors and is None for logs."""
+
+    label: str
+    path: Path
+    calls: Sequence[Call]
+    capture: Capture | None = None
+    manifest: Manifest | None = None
+
+    @property
+    def is_log(self) -> bool:
+        return self.manifest is None
+
+
+def load_run(path: Path, label: str) -> Run:
+    """Open a capture folder or an activation log.
+
+    Raises CaptureError (or a leaf of it) when it is neither.
+    """
+    if not path.exists():
+        raise UsageError(f"{path} does not exist; run {label} must be a capture folder or an activation log")
+    if not (path / "manifest.json").exists() and is_log(path):
+        return Run(label=label, path=path, calls=read_log(path))
+    from bridge.capture.store import load_capture
+
+    capture = load_capture(path)
+    return Run(label=label, path=path, calls=capture.calls, capture=capture, manifest=capture.manifest)
+
+
+def side_of(run: Run) -> Side:
+    """What a document says about a run."""
+    stored = 0
+    dtypes: dict[str, int] = {}
+    ranks, steps = set(), set()
+    for call in run.calls:
+        ranks.add(call.rank)
+        steps.add(call.step)
+        records = call.inputs + call.outputs
+        stored += bool(records) and all(record.blob is not None for record in records)
+        for record in call.outputs:
+            dtypes[record.dtype] = dtypes.get(record.dtype, 0) + 1
+    common = tuple(sorted((dtype for dtype in dtypes if dtype), key=lambda dtype: -dtypes[dtype]))
+    manifest = run.manifest
+    if manifest is None:
+        return Side(
+            label=run.label,
+            path=str(run.path),
+            source="torchtitan log",
+            ranks=tuple(sorted(ranks)),
+            calls=len(run.calls),
+            dtypes=common,
+        )
+    return Side(
+        label=run.label,
+        path=str(run.path),
+        step=manifest.step if manifest.step in steps or not steps else min(steps),
+        ranks=tuple(sorted(ranks)),
+        calls=len(run.calls),
+        with_tensors=stored,
+        complete=manifest.complete,
+        seed=manifest.seed,
+        dtypes=common,
+        device=manifest.device,
+        versions=manifest.versions,
+        metrics=manifest.metrics,
+        command=manifest.command,
+        problems=manifest.problems,
+    )
+
+
+def mismatches(run_a: Run, run_b: Run, a: Side, b: Side) -> list[Mismatch]:
+    """What makes the two runs less comparable; `refused` ones need the user's consent."""
+    found: list[Mismatch] = []
+
+    def add(what: str, left: object, right: object, meaning: str, *, refused: bool = False) -> None:
+        found.append(Mismatch(what=what, a=str(left), b=str(right), meaning=meaning, refused=refused))
+
+    if run_a.path.resolve() == run_b.path.resolve():
+        add("folder", a.path, b.path, "both sides are one folder: they are identical by construction")
+    modules_a = {call.module for call in run_a.calls if call.module}
+    modules_b = {call.module for call in run_b.calls if call.module}
+    if modules_a and modules_b:
+        common = len(modules_a & modules_b) / min(len(modules_a), len(modules_b))
+        if common < SAME_MODEL:
+            add(
+                "model",
+                f"{len(modules_a)} modules",
+                f"{len(modules_b)} modules",
+                f"{len(modules_a & modules_b)} module names in common: pairs will be few",
+                refused=True,
+            )
+    if a.step is not None and b.step is not None and a.step != b.step:
+        add("step", a.step, b.step, "other data and other weights: every call will differ", refused=True)
+    if a.seed is not None and b.seed is not None and a.seed != b.seed:
+        add("seed", a.seed, b.seed, "other initial weights, data order and dropout", refused=True)
+    if a.dtypes and b.dtypes and a.dtypes[0] != b.dtypes[0]:
+        add(
+            "dtype",
+            a.dtypes[0],
+            b.dtypes[0],
+            "most outputs have another dtype: the floor is that of the coarser one",
+            refused=True,
+        )
+    if a.ranks != b.ranks:
+        add("ranks", len(a.ranks), len(b.ranks), "only ranks that both runs have are compared")
+    for package in ("torch", "triton", "torchtitan"):
+        left, right = a.versions.get(package), b.versions.get(package)
+        if left and right and left != right:
+            add(f"version of {package}", left, right, "kernels and their rounding may have changed")
+    if a.device and b.device and a.device != b.device:
+        add("device", a.device, b.device, "kernels differ between devices; rounding is expected everywhere")
+    for side in (a, b):
+        if not side.complete:
+            missing = f"run {side.label} is incomplete"
+            add("completeness", a.complete, b.complete, f"{missing}: what is missing counts as unmatched")
+    return found
+
+
+def refuse(found: list[Mismatch]) -> None:
+    """Raise UsageError when the runs should not be compared without consent."""
+    refused = [mismatch for mismatch in found if mismatch.refused]
+    if refused:
+        said = "; ".join(f"{m.what}: {m.a} in A, {m.b} in B ({m.meaning})" for m in refused)
+        raise UsageError(
+            f"the runs must agree in model, step, dtype and seed; {said}. Or pass --allow-mismatch"
+        )
