@@ -92,7 +92,7 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One set of inputs that all three implementations were run on."""
 
     name: str  #: "captured layers.0.attention_norm", "(3, 257) float16", ...
-    family: str  #: "captured" | "declared" | "smallest" | "tile edge" | "adversarial" | "layout" | "probe" | ...
+    family: str  #: "captured" | "declared" | "smallest" | "tile edge" | "adversarial" | "layout" | ...
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
     attrs: dict[str, Any] = {}
@@ -168,6 +168,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     coverage: Coverage = Coverage()
     fidelity: Fidelity = Fidelity()
     provenance: Provenance = Provenance()
+    drawn: tuple[str, ...] = ()  #: what failing captured inputs have that the spec's own `sample` never draws
 
     def __bool__(self) -> bool:
         return self.verdict in ("PASS", "PASS WITH LIMITATIONS")
