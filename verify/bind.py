@@ -95,19 +95,17 @@ def bind_cases(
 
 def _bind(capture: Capture, call: Call, spec: KernelSpec, *, seed: int, device: str) -> Case:
     notes: list[str] = []
-    loaded = _load(capture, call, device)
+    loaded = _to_device(capture.tensors(call), device)
     if spec.bind is not None:
         inputs, attrs = _bind_by_spec(spec, call, loaded)
-        records: dict[str, TensorRecord] = _records_of(inputs, spec, call, loaded)
+        records = _records_of(inputs, spec, call, loaded)
     else:
         records = match_inputs(call, spec)
-        inputs = tuple(loaded[records[name].name, _section(records[name], call)] for name in spec.inputs)
+        inputs = tuple(loaded[_slot(records[name], call)] for name in spec.inputs)
         attrs = {}
     attrs = {**bind_attrs(call, spec, notes), **attrs}
-    grad_outputs: tuple[torch.Tensor, ...] = ()
-    recorded = _recorded(capture, call, spec, records, device)
-    if spec.grads:
-        grad_outputs = _upstream(capture, call, spec, notes, seed=seed, device=device)
+    recorded = _recorded(call, spec, records, loaded)
+    grad_outputs = _upstream(call, spec, loaded, notes, seed=seed, device=device) if spec.grads else ()
     if call.note:
         notes.append(call.note)
     return Case(
@@ -136,36 +134,26 @@ def case_dtype(inputs: Sequence[torch.Tensor]) -> str:
     return str(inputs[0].dtype).removeprefix("torch.")
 
 
-def _section(record: TensorRecord, call: Call) -> str:
-    return "params" if any(record is other for other in call.params) else "inputs"
+def _slot(record: TensorRecord, call: Call) -> str:
+    """Name of an input or parameter among `Capture.tensors`."""
+    part = "params" if any(record is other for other in call.params) else "inputs"
+    return f"{part}/{record.name}"
 
 
-def _load(capture: Capture, call: Call, device: str) -> dict[tuple[str, str], torch.Tensor]:
-    """All inputs and parameters by (name, section); tensors that shared memory share it again."""
-    bases: dict[tuple[int, int, str], torch.Tensor] = {}
-    loaded: dict[tuple[str, str], torch.Tensor] = {}
-    for section in ("inputs", "params"):
-        for record in getattr(call, section):
-            if record.blob is None:
-                continue
-            tensor = capture.tensor(record)
-            same = (record.storage, record.epoch, record.blob)
-            if record.storage >= 0 and same in bases:
-                tensor = bases[same].as_strided(record.shape, record.stride, tensor.storage_offset())
-            else:
-                tensor = to_device(tensor, device)
-                bases[same] = tensor
-            loaded[record.name, section] = tensor
-    return loaded
-
-
-def to_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """Move a tensor and keep its strides and offset: the whole storage moves."""
-    if tensor.device.type == torch.device(device).type:
-        return tensor
-    storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-    moved = storage.to(device)
-    return moved.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+def _to_device(tensors: Mapping[str, torch.Tensor], device: str) -> dict[str, torch.Tensor]:
+    """Move tensors and keep what they share: each storage moves once, as a whole."""
+    moved: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    placed: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        key = (tensor.untyped_storage().data_ptr(), tensor.dtype)
+        if tensor.device.type == torch.device(device).type or not tensor.numel():
+            placed[name] = tensor.to(device)
+            continue
+        if key not in moved:
+            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+            moved[key] = whole.to(device)
+        placed[name] = moved[key].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    return placed
 
 
 def _positional(call: Call) -> list[TensorRecord]:
@@ -242,14 +230,14 @@ def bind_attrs(call: Call, spec: KernelSpec, notes: list[str]) -> dict[str, Any]
 
 
 def _bind_by_spec(
-    spec: KernelSpec, call: Call, loaded: Mapping[tuple[str, str], torch.Tensor]
+    spec: KernelSpec, call: Call, loaded: Mapping[str, torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """Ask `spec.bind`, which returns a mapping by name, the inputs in order, or (inputs, attrs)."""
     assert spec.bind is not None
     view = CapturedCall(
         call=call,
-        inputs={name: tensor for (name, section), tensor in loaded.items() if section == "inputs"},
-        params={name: tensor for (name, section), tensor in loaded.items() if section == "params"},
+        inputs={record.name: loaded[f"inputs/{record.name}"] for record in call.inputs},
+        params={record.name: loaded[f"params/{record.name}"] for record in call.params},
         attrs=call.attrs,
     )
     try:
@@ -278,50 +266,38 @@ def _bind_by_spec(
 
 
 def _records_of(
-    inputs: Sequence[torch.Tensor],
-    spec: KernelSpec,
-    call: Call,
-    loaded: Mapping[tuple[str, str], torch.Tensor],
+    inputs: Sequence[torch.Tensor], spec: KernelSpec, call: Call, loaded: Mapping[str, torch.Tensor]
 ) -> dict[str, TensorRecord]:
     """Which records `bind` handed through unchanged; only their gradients can be compared."""
-    records: dict[str, TensorRecord] = {}
-    for name, tensor in zip(spec.inputs, inputs, strict=True):
-        for section in ("inputs", "params"):
-            for record in getattr(call, section):
-                if loaded.get((record.name, section)) is tensor:
-                    records[name] = record
-    return records
-
-
-def _stored(capture: Capture, record: TensorRecord | None, device: str) -> torch.Tensor | None:
-    if record is None or record.blob is None:
-        return None
-    return to_device(capture.tensor(record), device)
+    return {
+        name: record
+        for name, tensor in zip(spec.inputs, inputs, strict=True)
+        for record in (*call.inputs, *call.params)
+        if loaded[_slot(record, call)] is tensor
+    }
 
 
 def _recorded(
-    capture: Capture, call: Call, spec: KernelSpec, records: Mapping[str, TensorRecord], device: str
+    call: Call, spec: KernelSpec, records: Mapping[str, TensorRecord], loaded: Mapping[str, torch.Tensor]
 ) -> Recorded | None:
     """Outputs and gradients that the run itself produced; None when it stored no output of this call."""
-    outputs: dict[str, torch.Tensor] = {}
-    for name, record in zip(spec.outputs, call.outputs, strict=False):
-        tensor = _stored(capture, record, device)
-        if tensor is not None:
-            outputs[name] = tensor
-    grads: dict[str, torch.Tensor] = {}
-    made = {record.name: record for record in call.grad_inputs}
-    for name in spec.grads:
-        source = records.get(name)
-        tensor = _stored(capture, made.get(source.name) if source is not None else None, device)
-        if tensor is not None:
-            grads[name] = tensor
+    outputs = {
+        name: loaded[f"outputs/{record.name}"]
+        for name, record in zip(spec.outputs, call.outputs, strict=False)
+        if f"outputs/{record.name}" in loaded
+    }
+    grads = {
+        name: loaded[f"grad_inputs/{records[name].name}"]
+        for name in spec.grads
+        if name in records and f"grad_inputs/{records[name].name}" in loaded
+    }
     return Recorded(outputs=outputs, grads=grads) if outputs else None
 
 
 def _upstream(
-    capture: Capture,
     call: Call,
     spec: KernelSpec,
+    loaded: Mapping[str, torch.Tensor],
     notes: list[str],
     *,
     seed: int,
@@ -336,15 +312,15 @@ def _upstream(
             f"KernelSpec {spec.name} names outputs ({', '.join(spec.outputs)}) but captured {call.key} "
             f"returned {len(call.outputs)} tensors"
         )
-    by_name = {record.name: record for record in call.grad_outputs}
-    found = [_stored(capture, by_name.get(output.name), device) for output in call.outputs]
+    upstream = {record.name for record in call.grad_outputs}
     generator = torch.Generator().manual_seed(seed)
     grads: list[torch.Tensor] = []
-    for name, output, stored in zip(spec.outputs, call.outputs, found, strict=False):
+    for name, output in zip(spec.outputs, call.outputs, strict=False):
         dtype = getattr(torch, output.dtype)
+        stored = loaded.get(f"grad_outputs/{output.name}")
         if stored is not None:
             grads.append(stored)
-        elif output.name not in by_name and by_name:
+        elif upstream and output.name not in upstream:
             grads.append(torch.zeros(output.shape, dtype=dtype, device=device))
             notes.append(f"{name} had no upstream gradient in the run: zeros")
         else:

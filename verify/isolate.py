@@ -25,12 +25,11 @@ import msgspec
 
 from bridge import errors
 from bridge.verify.request import (
+    PLANNING,
     Broke,
-    CaseResult,
     Event,
     Finished,
     Job,
-    Judged,
     Lost,
     Phase,
     Refused,
@@ -67,39 +66,58 @@ def verify_isolated(
         BridgeError: whatever the judgement refuses, as if it had run in this process.
     """
     request.check()
-    judged: list[CaseResult] = []
-    lost: list[Lost] = []
+    resume = Resume()
     while True:
-        place: Started | None = None
-        phase = "loading"
-        resume = Resume(judged=tuple(judged), lost=tuple(lost))
+        at = _Place()
         try:
-            for event in _events(Job(request=request, resume=resume), timeout):
-                if progress is not None:
-                    progress(event)
-                if isinstance(event, Started):
-                    place = event
-                elif isinstance(event, Judged):
-                    judged.append(event.result)
-                    place = None
-                elif isinstance(event, Phase):
-                    phase = event.name
-                elif isinstance(event, Finished):
-                    return event.verdict
-                elif isinstance(event, Refused):
-                    raise getattr(errors, event.error)(event.message)
-                elif isinstance(event, Unusable):
-                    raise _Died(event.reason)
-                elif isinstance(event, Broke):
-                    if os.environ.get("BRIDGE_DEBUG"):
-                        print(event.text, file=sys.stderr)
-                    raise RuntimeError(event.text.strip().rpartition("\n")[2])
+            with contextlib.closing(_events(Job(request=request, resume=resume), timeout)) as events:
+                for event in events:
+                    if progress is not None:
+                        progress(event)
+                    if isinstance(event, Finished):
+                        return event.verdict
+                    at.note(event)
         except _Died as died:
-            if place is None:
-                raise errors.KernelError(
-                    f"while {phase}, {died}; --in-process runs it under a debugger"
-                ) from None
-            lost.append(Lost(case=place.case, number=place.number, reason=str(died)))
+            resume = at.after(resume, str(died))
+
+
+class _Place:
+    """Where the child is, for the day it dies."""
+
+    def __init__(self) -> None:
+        self._case: Started | None = None
+        self._phase = "loading"
+
+    def note(self, event: Event) -> None:
+        """Follow an event; raises what the child refused, and _Died for a process of no more use."""
+        if isinstance(event, Started):
+            self._case = event
+        elif isinstance(event, Phase):
+            self._case, self._phase = None, event.name
+        elif isinstance(event, Unusable):
+            raise _Died(event.reason)
+        elif isinstance(event, Refused):
+            raise getattr(errors, event.error)(event.message)
+        elif isinstance(event, Broke):
+            if os.environ.get("BRIDGE_DEBUG"):
+                print(event.text, file=sys.stderr)
+            raise RuntimeError(event.text.strip().rpartition("\n")[2])
+
+    def after(self, resume: Resume, reason: str) -> Resume:
+        """How to go on without the case that was lost.
+
+        Raises:
+            KernelError: it was no case that killed the process.
+        """
+        if self._case is None:
+            if self._phase == PLANNING and not resume.unplanned:
+                return msgspec.structs.replace(resume, unplanned=True)
+            text = f"while {self._phase}, {reason}; --in-process runs the kernel under a debugger"
+            raise errors.KernelError(text)
+        lost = (*resume.lost, Lost(case=self._case.case, number=self._case.number, reason=reason))
+        # Cases before the last lost one have shown that they can be judged.
+        last = self._case.number if len(lost) >= MAX_LOST else None
+        return Resume(lost=lost, last=last, unplanned=resume.unplanned)
 
 
 def _events(job: Job, timeout: float) -> Iterator[Event]:
@@ -203,7 +221,7 @@ def _child(descriptor: int, trace: str) -> NoReturn:
 
         job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
         try:
-            from bridge.verify.api import execute
+            from bridge.verify.session import execute
 
             execute(job.request, emit=emit, resume=job.resume)
         except errors.BridgeError as error:

@@ -9,7 +9,10 @@ from typing import Literal
 import msgspec
 
 from bridge.errors import UsageError
-from bridge.verify.verdict import CaseRecord, Constants, Provenance, TensorVerdict, Verdict
+from bridge.verify.verdict import Constants, Provenance, Verdict
+
+#: Phase during which the target first runs, to show its tile sizes.
+PLANNING = "planning"
 
 
 class ConstantChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,13 +80,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What judging one case gave."""
-
-    record: CaseRecord
-    tensors: tuple[TensorVerdict, ...]
-
-
 class Declared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Everything that must be fixed before the target runs."""
 
@@ -100,12 +96,6 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     case: str
     number: int  #: from 1
     total: int
-
-
-class Judged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One case is done; a later process need not repeat it."""
-
-    result: CaseResult
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -139,7 +129,7 @@ class Broke(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     text: str
 
 
-Event = Declared | Started | Judged | Phase | Finished | Refused | Unusable | Broke
+Event = Declared | Started | Phase | Finished | Refused | Unusable | Broke
 Emit = Callable[[Event], None]
 
 
@@ -152,10 +142,11 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """What earlier processes of the same judgement left: results, and cases that killed them."""
+    """What earlier processes of the same judgement found out the hard way."""
 
-    judged: tuple[CaseResult, ...] = ()
     lost: tuple[Lost, ...] = ()
+    last: int | None = None  #: number of the last case to judge; None: all
+    unplanned: bool = False  #: looking for tile sizes killed the process: declared shapes only
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: A module call has parameters and upstream gradients, a dispatcher op its arguments, a launch pointers.
 _RICHNESS = {"module": 0, "op": 1, "launch": 2}
+#: torch's own operators, which no author of a kernel asks for.
+_TORCH_OPS = ("aten::", "prims::")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,9 @@ def find_calls(capture: Capture, spec: KernelSpec, *, op: str | None = None) -> 
     picked: list[Call] = []
     if op is not None and op != spec.name:
         picked = [call for call in capture.find(op) if _is_forward(call)]
-    if not picked:
+        if not picked:
+            raise UsageError(_not_found(every, op, (op,), capture))
+    else:
         wanted = spec.sites or (spec.name,)
         picked = [
             call for call in every if _is_forward(call) and any(_matches(call, site) for site in wanted)
@@ -48,7 +52,7 @@ def find_calls(capture: Capture, spec: KernelSpec, *, op: str | None = None) -> 
     if not picked and spec.sites:
         picked = [call for call in every if _is_forward(call) and _matches(call, spec.name)]
     if not picked:
-        raise UsageError(_not_found(every, spec, capture))
+        raise UsageError(_not_found(every, spec.name, spec.sites or (spec.name,), capture))
     return _outermost(picked, every)
 
 
@@ -85,14 +89,11 @@ def _outermost(picked: Sequence[Call], every: Sequence[Call]) -> tuple[Call, ...
     return tuple(call for call in picked if not inside(call))
 
 
-def _not_found(every: Iterable[Call], spec: KernelSpec, capture: Capture) -> str:
-    held = sorted(
-        {call.op for call in every if not (call.kind == "op" and call.op.startswith(("aten::", "prims::")))}
-    )
-    sites = spec.sites or (spec.name,)
-    hint = near_misses(sites[0], held) if held else "it holds no module calls, custom ops or Triton launches"
+def _not_found(every: Iterable[Call], name: str, wanted: Sequence[str], capture: Capture) -> str:
+    held = sorted({call.op for call in every if not (call.kind == "op" and call.op.startswith(_TORCH_OPS))})
+    hint = near_misses(wanted[0], held) if held else "it holds no module calls, custom ops or Triton launches"
     return (
-        f"capture {capture.path} has no forward call of {' | '.join(sites)} (op {spec.name}); {hint} "
+        f"capture {capture.path} has no forward call of {' | '.join(wanted)} (op {name}); {hint} "
         "Recapture with --ops, name another site with --op GLOB, or set `sites` in the KernelSpec"
     )
 
@@ -155,3 +156,20 @@ def _by_interest(group: Sequence[Call]) -> list[Call]:
     ranked = sorted(group, key=largest)
     order = [group[0], group[-1], ranked[-1], ranked[0], *group]
     return list({id(call): call for call in order}.values())
+
+
+def kernels_inside(capture: Capture, calls: Sequence[Call]) -> tuple[str, ...]:
+    """Triton launches and custom ops that ran inside the calls (the calls themselves included)."""
+    ids = {(call.step, call.rank, call.index) for call in calls}
+    parents = {(call.step, call.rank, call.index): call.parent for call in capture.calls}
+    names: dict[str, None] = {}
+    for call in capture.calls:
+        if call.kind == "module" or (call.kind == "op" and call.op.startswith(_TORCH_OPS)):
+            continue
+        place: int | None = call.index
+        while place is not None:
+            if (call.step, call.rank, place) in ids:
+                names[call.op] = None
+                break
+            place = parents.get((call.step, call.rank, place))
+    return tuple(names)

@@ -81,6 +81,10 @@ class FakeCapture:
         assert record.blob is not None
         return self.blobs[record.blob]
 
+    def tensors(self, call: Call) -> dict[str, torch.Tensor]:
+        parts = ("inputs", "params", "outputs", "grad_outputs", "grad_inputs")
+        return {f"{part}/{r.name}": self.tensor(r) for part in parts for r in getattr(call, part) if r.blob}
+
 
 def norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
     return x * weight + eps
@@ -329,26 +333,15 @@ def test_an_output_without_gradient_beside_others_gets_zeros() -> None:
     assert torch.equal(case.grad_outputs[1], torch.zeros(4))
 
 
-def test_memory_that_was_shared_is_shared_again() -> None:
-    capture = FakeCapture()
-    x = torch.randn(4, 8)
-    call = capture.add("norm", "OffsetRMSNorm", outputs={"0": torch.randn(4, 8)})
-    records = tuple(capture.record(name, x, storage=7) for name in ("0", "1"))
-    capture.calls[0] = Call(**{**{f: getattr(call, f) for f in call.__struct_fields__}, "inputs": records})
-    (case,) = bound(capture, spec(inputs=("x", "residual"), grads=(), shapes=((4, 8),), sample=two)).cases
-    assert case.inputs[0].data_ptr() == case.inputs[1].data_ptr()
-
-
-def two(shape: tuple[int, ...], dtype: torch.dtype, generator: Any, device: str) -> tuple[torch.Tensor, ...]:
-    return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
-
-
-def test_moving_between_devices_keeps_layout() -> None:
+def test_moving_between_devices_keeps_layout_and_sharing() -> None:
     base = torch.arange(24.0).reshape(4, 6)
     view = base.t()[1:5:2]
-    moved = bind.to_device(view, "meta")
-    assert (moved.stride(), moved.storage_offset(), moved.shape) == (
+    moved = bind._to_device({"inputs/0": base, "inputs/1": view, "inputs/2": torch.ones(3)}, "meta")
+    same = moved["inputs/1"]
+    assert (same.stride(), same.storage_offset(), same.shape) == (
         view.stride(),
         view.storage_offset(),
         view.shape,
     )
+    assert same.untyped_storage()._cdata == moved["inputs/0"].untyped_storage()._cdata
+    assert moved["inputs/2"].untyped_storage()._cdata != same.untyped_storage()._cdata

@@ -1,0 +1,281 @@
+"""One judgement from request to verdict: load, bind, declare, plan, judge, replay, assemble."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, overload
+
+import torch
+
+from bridge.environment import device_name
+from bridge.errors import KernelError, SpecError, UsageError
+from bridge.verify import assemble, drawn, fallback, provenance, registry, replay, sites
+from bridge.verify.bind import Bindings, bind_cases
+from bridge.verify.case import Case
+from bridge.verify.judge import Judgement, judge
+from bridge.verify.options import Options
+from bridge.verify.plan import plan_cases
+from bridge.verify.registry import LoadedSpec
+from bridge.verify.request import (
+    PLANNING,
+    Declared,
+    Emit,
+    Event,
+    Finished,
+    Phase,
+    Request,
+    Resume,
+    Started,
+    Unusable,
+)
+from bridge.verify.spec import KernelSpec
+from bridge.verify.verdict import Fidelity, Verdict
+
+if TYPE_CHECKING:
+    from bridge.capture.store import Capture
+
+_NO_BINDINGS = Bindings(cases=(), calls=(), left_out=())
+
+
+def execute(
+    request: Request,
+    *,
+    emit: Emit | None = None,
+    resume: Resume | None = None,
+    loaded: LoadedSpec | None = None,
+    capture: Capture | None = None,
+) -> Verdict:
+    """Judge what the request asks for, in this process.
+
+    Args:
+        emit: told what is being done, the declaration before the target runs, and the verdict at the end.
+        resume: what earlier processes of the same judgement lost.
+        loaded: a spec that the caller already has.
+        capture: an open capture in place of `request.capture`.
+
+    Raises:
+        BridgeError: something of the request cannot be served, or the kernel raised.
+    """
+    say = emit if emit is not None else _silent
+    if loaded is None:
+        request.check()
+    say(Phase(name="loading"))
+    if capture is None and request.capture is not None:
+        from bridge.capture.store import load_capture
+
+        capture = load_capture(request.capture)
+    if loaded is None:
+        loaded = load(request)
+    session = _Session(request, loaded, capture, say, resume or Resume())
+    try:
+        verdict = session.run()
+    except KernelError as error:
+        if "CUDA error" in str(error):
+            say(Unusable(reason=str(error)))
+        raise
+    say(Finished(verdict=verdict))
+    return verdict
+
+
+def load(request: Request) -> LoadedSpec:
+    """The spec that a request names."""
+    if request.kernel is not None:
+        return registry.load_spec(request.kernel, op=request.op)
+    if request.op is None:
+        raise UsageError("nothing to judge: name a kernel with --op NAME or --kernel FILE")
+    return registry.load_spec(request.op)
+
+
+def _silent(event: Event) -> None:
+    """Nobody wants to know."""
+
+
+class _Announced(Sequence[Case]):
+    """Cases that say so when they are taken up: `judge` works through them one by one.
+
+    This is how the process above knows which case a crash belongs to.
+    """
+
+    def __init__(self, cases: Sequence[Case], say: Emit, numbers: Sequence[int], total: int) -> None:
+        self._cases = cases
+        self._say = say
+        self._numbers = numbers
+        self._total = total
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    @overload
+    def __getitem__(self, index: int) -> Case: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Case]: ...
+    def __getitem__(self, index: int | slice) -> Case | Sequence[Case]:
+        return self._cases[index]
+
+    def __iter__(self) -> Iterator[Case]:
+        for case, number in zip(self._cases, self._numbers, strict=True):
+            self._say(Started(case=case.name, number=number, total=self._total))
+            yield case
+            self._settle(case)
+        self._say(Phase(name="weighing the evidence"))
+
+    def _settle(self, case: Case) -> None:
+        """Find an illegal access on a GPU now, while it is known which case it belongs to."""
+        if not torch.cuda.is_initialized():
+            return
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            self._say(Unusable(reason=reason))
+            raise KernelError(f"the target broke the GPU context on {case.name}: {reason}") from error
+
+
+@dataclass(slots=True)
+class _Session:
+    request: Request
+    loaded: LoadedSpec
+    capture: Capture | None
+    say: Emit
+    resume: Resume
+
+    @property
+    def spec(self) -> KernelSpec:
+        return self.loaded.spec
+
+    def run(self) -> Verdict:
+        request = self.request
+        self._check_choices()
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        stamp = provenance.make_provenance(self.loaded, request)
+        bound = self._bind(device)
+        options = Options(seed=request.seed, sweeps=request.sweep, recorded=request.target == "recorded")
+        cases = list(bound.cases)
+        if request.sweep and not options.recorded:
+            # Tile edges are found by running the target, so what is known without it is declared first.
+            known = [*cases, *self._plan(device, replace(options, sweeps=False))]
+            self.say(provenance.declare(self.loaded, request, known, stamp))
+            self.say(Phase(name=PLANNING))
+            cases = known if self.resume.unplanned else [*cases, *self._plan(device, options)]
+        declared = provenance.declare(self.loaded, request, cases, stamp)
+        self.say(declared)
+        return self._judge(cases, bound, options, declared)
+
+    def _check_choices(self) -> None:
+        spec, request = self.spec, self.request
+        for dtype in request.dtypes:
+            if dtype not in spec.dtypes:
+                raise UsageError(
+                    f"op {spec.name} does not declare dtype {dtype!r} (declared: {', '.join(spec.dtypes)})"
+                )
+        ranks = {len(shape) for shape in spec.shapes}
+        for shape in request.shapes:
+            if len(shape) not in ranks:
+                declared = ", ".join(map(str, spec.shapes))
+                raise UsageError(
+                    f"op {spec.name} does not declare shapes like {shape} (declared: {declared})"
+                )
+
+    def _bind(self, device: str) -> Bindings:
+        request, spec = self.request, self.spec
+        if self.capture is None:
+            return _NO_BINDINGS
+        op = request.op if request.op != spec.name else None
+        if op is not None and op in registry.known_names():
+            # A variant of a known kernel is judged where the known one occurs.
+            spec = replace(spec, sites=spec.sites or registry.load_spec(op).spec.sites)
+            op = None
+        return bind_cases(
+            self.capture,
+            spec,
+            op=request.call or op,
+            max_calls=request.max_calls,
+            seed=request.seed,
+            device=device,
+        )
+
+    def _plan(self, device: str, options: Options) -> list[Case]:
+        spec = replace(self.spec, shapes=self.request.shapes) if self.request.shapes else self.spec
+        dtypes = self.request.dtypes or None
+        try:
+            return plan_cases(spec, dtypes=dtypes, seed=self.request.seed, device=device, options=options)
+        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+            raise SpecError(
+                f"KernelSpec {spec.name}: drawing inputs raised {type(error).__name__}: {error}; "
+                "check `sample` and `reference`"
+            ) from error
+
+    def _judge(self, cases: Sequence[Case], bound: Bindings, options: Options, declared: Declared) -> Verdict:
+        lost = {item.case: item for item in self.resume.lost}
+        last = self.resume.last or len(cases)
+        kept = [(n, case) for n, case in enumerate(cases, 1) if case.name not in lost and n <= last]
+        found: Judgement | None = None
+        if kept:
+            taken = _Announced([c for _, c in kept], self.say, [n for n, _ in kept], len(cases))
+            found = judge(self.spec, taken, constants=declared.constants, options=options)
+        kernels = self._kernels(bound, found, options)
+        left_out = list(bound.left_out)
+        if last < len(cases):
+            left_out.append(f"{len(cases) - last} cases after the kernel had crashed on {len(lost)}")
+        return assemble.assemble(
+            self.spec,
+            found,
+            declared=declared,
+            fidelity=self._fidelity(bound, kernels, options, set(lost)),
+            cases=cases,
+            lost=self.resume.lost,
+            left_out=left_out,
+            fallback=self._fallback(kept, kernels, options),
+            drawn=self._drawn(bound, cases, found),
+        )
+
+    def _kernels(self, bound: Bindings, found: Judgement | None, options: Options) -> tuple[str, ...]:
+        if options.recorded:
+            assert self.capture is not None
+            return sites.kernels_inside(self.capture, bound.calls)
+        return found.kernels if found is not None else ()
+
+    def _fidelity(
+        self, bound: Bindings, kernels: tuple[str, ...], options: Options, lost: set[str]
+    ) -> Fidelity:
+        self.say(Phase(name="replaying"))
+        replayed = []
+        if not options.recorded:
+            done = (replay.replay(self.spec, case) for case in bound.cases if case.name not in lost)
+            replayed = [item for item in done if item is not None]
+        return replay.summarise(
+            replayed,
+            captured_on=self.capture.manifest.device if self.capture is not None else "",
+            here=device_name(),
+            kernels=kernels,
+            recorded=options.recorded,
+        )
+
+    def _fallback(
+        self, kept: Sequence[tuple[int, Case]], kernels: tuple[str, ...], options: Options
+    ) -> str | None:
+        name = self.spec.name
+        if kernels or not kept:
+            return None
+        if options.recorded:
+            return f"{name}: the run launched no kernel in the captured calls: they hold no kernel's output"
+        ran = fallback.eager_operators(self.spec, kept[0][1])
+        if not ran:
+            return None
+        shown = ", ".join(ran[:4]) + (", ..." if len(ran) > 4 else "")
+        return (
+            f"{name} launched no kernel: the target ran eager operators instead ({shown}), and an eager "
+            "fallback is not judged as a kernel"
+        )
+
+    def _drawn(self, bound: Bindings, cases: Sequence[Case], found: Judgement | None) -> tuple[str, ...]:
+        """Told when a captured call fails and everything that `sample` alone draws passes."""
+        if found is None:
+            return ()
+        failed = {record.name for record in found.cases if record.verdict == "FAIL"}
+        drawn_cases = [case for case in cases if case.family == "declared"]
+        real = [case for case in bound.cases if case.name in failed]
+        if not real or not drawn_cases or any(case.name in failed for case in drawn_cases):
+            return ()
+        return drawn.compare(self.spec, real, drawn_cases)
