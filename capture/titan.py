@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from bridge.capture.recorder import RunFacts, StepRecorder
+from bridge.capture.steps import RunFacts, StepRecorder
 from bridge.capture.settings import apply_settings, get_setting
 from bridge.config import TrainConfig
 from bridge.errors import BridgeError, ConfigError, RunError, StepNotReachedError, UsageError, near_misses
@@ -118,6 +118,8 @@ def _drive(build: Any, config: Any, recorder: StepRecorder, facts: RunFacts) -> 
     except (BridgeError, KeyboardInterrupt):
         raise
     except Exception as error:
+        if recorder.failure is not None:
+            return
         where = "before its first step" if trainer is None else f"in step {getattr(trainer, 'step', '?')}"
         raise RunError(f"training failed {where}: {type(error).__name__}: {error}") from error
     finally:

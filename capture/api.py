@@ -1,0 +1,166 @@
+"""`capture_run`: run training to a step and leave a capture folder. What `bridge capture` calls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bridge.capture.steps import RunFacts, StepRecorder
+from bridge.capture.select import Selection
+from bridge.capture.window import TRIGGERS, Window, parse_window
+from bridge.config import BridgeConfig, TrainConfig, load_config, parse_size
+from bridge.errors import RunError, UsageError, near_misses
+
+if TYPE_CHECKING:
+    from bridge.capture.store import Capture
+
+Say = Callable[[str], None]
+#: Told each step that starts, and the last one wanted if that is known.
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureResult:
+    """What a captured run left; usable as a path."""
+
+    path: Path
+    step: int  #: the step whose tensors were kept
+    steps: tuple[int, ...]  #: every step with calls
+    calls: int
+    calls_with_tensors: int
+    stored_bytes: int
+    kernels: tuple[str, ...]  #: known kernels that occur in it
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    dropped: int = 0
+    problems: tuple[str, ...] = ()
+    trigger: str | None = None  #: why a triggered capture was kept
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about one capture that the command line and `train.toml` can say, merged."""
+
+    window: Window
+    selection: Selection
+    ops: tuple[str, ...]
+    out: Path
+    force: bool = False
+    budget_bytes: int | None = None
+    trigger: str | None = None
+    stop: bool = True
+
+
+def capture_run(
+    config: BridgeConfig | TrainConfig | Path | str,
+    *,
+    step: int | str | None = None,
+    out: Path | str = "capture",
+    ops: Sequence[str] = (),
+    modules: Sequence[str] = (),
+    tensors: str | None = None,
+    phases: Sequence[str] = (),
+    ranks: Sequence[int] = (),
+    budget_bytes: int | None = None,
+    force: bool = False,
+    on: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    stop: bool = True,
+    verbose: bool = False,
+    say: Say | None = None,
+    progress: Progress | None = None,
+) -> CaptureResult:
+    """Train to a step with the tracer around it, and store what was asked for.
+
+    Every argument left out is taken from the config's [capture] section.
+
+    Args:
+        config: `train.toml`, or what it holds.
+        step: 100, or a window: "90:110", "90:110@100".
+        out: The capture folder; new, or an older capture with `force`.
+        ops: Kernel names and globs over key, op, module and module class; none: every known kernel.
+        modules: More globs, over module FQN and class.
+        tensors: "all", "inputs", "outputs" or "none" of the selected calls.
+        phases: Only these phases of the selected calls.
+        ranks: Only these ranks keep tensors.
+        budget_bytes: Hard cap of what one rank stores.
+        force: Replace an older capture.
+        on: "nonfinite" or "loss-jump": keep the first step of the window at which that happens.
+        settings: More dotted settings for torchtitan's config, over [train.set].
+        stop: End the run after the last wanted step; False trains on, checkpoints included.
+        verbose: Show the run's own log.
+        say: Receives messages for the user, one line each.
+        progress: Told every step that starts.
+
+    Returns:
+        Where the capture is and what is in it.
+
+    Raises:
+        ConfigError, UsageError: The request cannot be served; nothing was run.
+        CaptureError: `out` cannot become a capture; nothing was run.
+        StepNotReachedError: The run ended before the step.
+        RunError: Training failed; the message says whether something was captured.
+    """
+    whole = _as_config(config, settings)
+    say = say or (lambda text: None)
+    request = _merge(
+        whole, step=step, out=out, ops=(*ops, *modules), tensors=tensors, phases=phases, ranks=ranks,
+        budget_bytes=budget_bytes, force=force, on=on, stop=stop,
+    )  # fmt: skip
+    from bridge.capture.session import Session
+
+    session = Session(request, whole, say=say, progress=progress)
+    session.run(verbose=verbose)
+    return session.result()
+
+
+def _as_config(config: BridgeConfig | TrainConfig | Path | str, settings: Mapping[str, Any] | None) -> BridgeConfig:
+    if isinstance(config, TrainConfig):
+        config = BridgeConfig(train=config)
+    elif not isinstance(config, BridgeConfig):
+        config = load_config(config)
+    if settings:
+        train = msgspec.structs.replace(config.train, set={**config.train.set, **settings})
+        config = msgspec.structs.replace(config, train=train)
+    return config
+
+
+def _merge(config: BridgeConfig, **given: Any) -> Request:
+    """The command line wins over [capture], which wins over the defaults."""
+    section = config.capture
+    step = given["step"] if given["step"] is not None else section.step
+    trigger = given["on"] or section.on
+    if trigger is not None and trigger not in TRIGGERS:
+        raise UsageError(f"--on takes {' or '.join(TRIGGERS)}, got {trigger!r}")
+    if step is None and trigger is None:
+        raise UsageError("which step? give --step N, or step = N under [capture]")
+    window = parse_window("1:" if step is None else step, triggered=trigger is not None)
+    ops = tuple(given["ops"]) or (*section.ops, *section.modules)
+    limit = section.tensor_bytes
+    which = given["tensors"] or section.tensors or "all"
+    selection = Selection(
+        patterns=(),
+        which=which,
+        phases=tuple(given["phases"]) or section.phases,
+        ranks=tuple(given["ranks"]) or section.ranks,
+        max_tensor_bytes=limit,
+    )
+    selection.check()
+    return Request(
+        window=window,
+        selection=selection,
+        ops=ops,
+        out=Path(given["out"]),
+        force=given["force"],
+        budget_bytes=given["budget_bytes"] if given["budget_bytes"] is not None else section.budget_bytes,
+        trigger=trigger,
+        stop=given["stop"],
+    )
