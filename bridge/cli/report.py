@@ -1,4 +1,4 @@
-"""`bridge report`: render a verdict.json again, in another form or on another machine."""
+"""`bridge report`: render a verdict, a diff or a scan again, in another form or on another machine."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _SUFFIXES = {
 )
 @click.option("-v", "--verbose", is_flag=True, help="Text: every case, not only the worst of each tensor.")
 def command(document: Path, out: Path | None, form: str | None, verbose: bool) -> None:
-    """Render DOCUMENT (a verdict.json) as HTML, text, Markdown, JUnit XML or JSON.
+    """Render DOCUMENT (verdict.json, diff.json or scan.json) as HTML, text, Markdown, JUnit XML or JSON.
 
     Needs neither torch nor a GPU. The exit code says whether the report was written, not what it says.
     """
-    from bridge.report.render import read_document, render
+    from bridge.report import read_document
+    from bridge.report.render import render
 
     to_stdout = out is None or str(out) == "-"
     chosen = form or (_SUFFIXES.get(out.suffix.lower(), "html") if out and not to_stdout else "text")

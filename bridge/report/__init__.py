@@ -1,4 +1,4 @@
-"""Reports of a verdict: HTML, text, Markdown, JUnit and JSON, all from one document.
+"""Reports of a verdict, a diff or a scan: HTML, text, Markdown, JUnit, all from one JSON document.
 
 Needs neither torch nor a GPU. Each renderer is loaded when it is first used.
 """
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bridge.report.figures import plot
     from bridge.report.html import render_html, write_report
-    from bridge.report.json import read_json, write_json
+    from bridge.report.json import read_document, read_json, write_json
     from bridge.report.junit import render_junit, write_junit
     from bridge.report.markdown import render_markdown, write_markdown
     from bridge.report.text import render_text
 
 _HOMES = {
     "plot": "figures",
+    "read_document": "json",
     "read_json": "json",
     "render_html": "html",
     "render_junit": "junit",
@@ -31,6 +32,7 @@ _HOMES = {
 
 __all__ = [
     "plot",
+    "read_document",
     "read_json",
     "render_html",
     "render_junit",

@@ -31,10 +31,10 @@ def plot(verdict: Verdict, *, theme: str = "light") -> dict[str, go.Figure]:
     """
     import plotly.graph_objects as go
 
-    from bridge.report.figure_errors import error_map, histogram
-    from bridge.report.figure_margins import margins
-    from bridge.report.model import build_view
+    from bridge.report.error_figures import error_map, histogram
     from bridge.report.palette import themed
+    from bridge.report.verdict_margins import margins
+    from bridge.report.verdict_model import build_view
 
     view = build_view(verdict)
     found = {"margins": margins(view)}

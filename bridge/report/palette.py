@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.verify.verdict import Outcome
-
 #: role -> (light, dark). Figures are built in the light colours; `themed` swaps them, so within
 #: one theme two roles never share a colour.
 PALETTE: dict[str, tuple[str, str]] = {
@@ -30,19 +28,21 @@ PALETTE: dict[str, tuple[str, str]] = {
     "far": ("#a33400", "#ff8f52"),
 }
 
-ROLES: dict[Outcome, str] = {
+#: Outcome of any document -> role.
+ROLES: dict[str, str] = {
     "PASS": "pass",
     "PASS WITH LIMITATIONS": "limited",
     "INCONCLUSIVE": "unclear",
     "FAIL": "fail",
+    "IDENTICAL": "pass",
+    "SAME WITHIN ROUNDING": "pass",
+    "NOTHING MATCHED": "unclear",
+    "DIVERGED": "fail",
 }
 
-SYMBOLS: dict[Outcome, str] = {
-    "PASS": "\u2713",
-    "PASS WITH LIMITATIONS": "\u2248",
-    "INCONCLUSIVE": "?",
-    "FAIL": "\u2717",
-}
+_SYMBOLS = {"pass": "\u2713", "limited": "\u2248", "unclear": "?", "fail": "\u2717"}
+
+SYMBOLS: dict[str, str] = {outcome: _SYMBOLS[role] for outcome, role in ROLES.items()}
 
 
 def light(role: str) -> str:

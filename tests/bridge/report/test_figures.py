@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from bridge.report import plot
-from bridge.report.figure_errors import DECADES, error_map, histogram
-from bridge.report.figure_margins import FLOOR, margins
-from bridge.report.model import build_view
+from bridge.report.error_figures import DECADES, error_map, histogram
 from bridge.report.palette import PALETTE, css_variables, themed
+from bridge.report.verdict_margins import FLOOR, margins
+from bridge.report.verdict_model import build_view
 from bridge.verify.verdict import ErrorMap, Histogram, TensorVerdict, Verdict
 
 THREE = {"margins", "map grad_weight", "histogram grad_weight"}

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from bridge.report import render_html, write_report
-from bridge.report.model import build_view
-from bridge.report.panels import MAX_BLOCKS, build_panels
+from bridge.report.verdict_model import build_view
+from bridge.report.verdict_panels import MAX_BLOCKS, build_panels
 from bridge.verify.verdict import ErrorMap, TensorVerdict, Verdict
 
 VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})

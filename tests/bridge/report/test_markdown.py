@@ -7,7 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from bridge.report import render_markdown
-from bridge.report.markdown import MAX_ROWS, code, escape
+from bridge.report.markdown import code, escape
+from bridge.report.verdict_markdown import MAX_ROWS
 from bridge.verify.verdict import TensorVerdict, Verdict
 
 

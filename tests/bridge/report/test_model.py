@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from bridge.report.model import COLUMNS, GATE, build_view
+from bridge.report.verdict_model import COLUMNS, GATE, build_view
 from bridge.verify.verdict import Companion, TensorVerdict, Verdict
 
 

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from bridge.report.figures import Figure, escape, layout
-from bridge.report.model import GATE, Margin, Point, View
 from bridge.report.numbers import plural, short
 from bridge.report.palette import light
+from bridge.report.verdict_model import GATE, Margin, Point, View
 
 #: Ratios below this are drawn at the left edge: how far below the limit matters no more.
 FLOOR = 1e-3

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.report.figure_errors import error_map, histogram
+from bridge.report.error_figures import error_map, histogram
 from bridge.report.figures import Figure
-from bridge.report.model import Group, Row
 from bridge.report.numbers import short
+from bridge.report.verdict_model import Group, Row
 from bridge.verify.verdict import Outcome
 
 WORST_COLUMNS = ("Worst element", "Golden", "Reference", "Target", "|Error|", "ULP")
