@@ -1,258 +1,158 @@
-"""Record one step: every operator call that the dispatch mode sees, and what modules and launches add."""
+"""Decides, step by step, whether a run is being recorded, and knows when it may stop.
+
+The training loop (torchtitan's, or any script's) calls `run_step` around each optimizer step; nothing
+is installed outside the steps that are wanted. How a step is recorded is the business of the
+`open_step` function that the recorder is given (see `api`).
+"""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-import torch
+from bridge.capture.window import Window
+from bridge.errors import StepNotReachedError
 
-from bridge.capture.contents import Contents
-from bridge.capture.encode import split_arguments, visit_tensors
-from bridge.capture.observe import Observer
-from bridge.capture.phase import Stage
-from bridge.capture.record import Call, Phase, TensorRecord
-from bridge.capture.schema import OpInfo, op_info
-from bridge.capture.select import Matcher
-from bridge.capture.source import source_line
-from bridge.capture.writer import RankWriter
-
-log = logging.getLogger("bridge.capture")
-_BATCH = 256
+T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Pending:
-    """A call that has begun."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What a run knows about itself, for the manifest."""
 
-    info: OpInfo
-    index: int
-    key: str
-    phase: Phase
-    module: str
-    module_class: str
-    forward: int | None
-    source: str | None
-    parent: int | None
-    store_outputs: bool
-    inputs: list[TensorRecord]
-    written: list[tuple[str, torch.Tensor]]
-    attrs: dict[str, Any]
-    flags: dict[str, Any]
+    config: dict[str, Any] = field(default_factory=dict)
+    config_path: str | None = None
+    seed: int | None = None
+    flags: dict[str, Any] = field(default_factory=dict)
 
 
-class Recorder:
-    """The state of one captured step on one rank."""
+#: Opens the recording of one step: (model parts, facts, step) -> context manager around the step.
+OpenStep = Callable[[Sequence[Any], RunFacts, int], AbstractContextManager[Any]]
+#: Called after each recorded step with (step, loss, gradient norm); True ends the run.
+AfterStep = Callable[[int, float | None, float | None], bool]
 
-    def __init__(self, writer: RankWriter, matcher: Matcher, contents: Contents, *, step: int, rank: int) -> None:
-        self.step = step
-        self.rank = rank
-        self.stage = Stage()
-        self.observer = Observer(contents)
-        self.matcher = matcher
-        self.muted = 0  #: > 0: what is dispatched is the tool's or an interpreter's own work
-        self.parents: list[int] = []
-        self.owners: dict[int, tuple[str, str]] = {}  #: id of a parameter -> FQN and class of its module
-        self._writer = writer
-        self._contents = contents
-        self._next = 0
-        self._counters: dict[str, int] = {}
-        self._keys: dict[str, int] = {}
-        self._batch: list[Call] = []
 
-    def problem(self, what: str, error: BaseException) -> None:
-        """Note that something went wrong in the tool; training goes on."""
-        text = f"{what}: {type(error).__name__}: {error}"
-        if text not in self._writer.problems:
-            self._writer.problems.append(text)
-            log.warning("capture: %s; training goes on, the capture is partial", text, exc_info=error)
+class StepRecorder:
+    """The recorder of one rank's run.
 
-    def begin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending | None:
-        """Record the inputs of an operator that is about to run; None when it makes no call."""
-        info = op_info(func)
-        if info.silent:
-            if torch.is_grad_enabled() and torch._C._current_autograd_node() is None:
-                self.stage.note_origin(None, source_line())
-            return None
-        return self._begin(info, args, kwargs)
+    Args:
+        window: Steps to record.
+        open_step: Records one step.
+        after_step: Told each recorded step's metrics; True ends the run early.
+        say: Where messages to the user go.
+        progress: Told each step that starts, and the last one wanted if that is known.
+    """
 
-    def _begin(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
-        phase, node = self.stage.now()
-        module, module_class, forward, source = "", "", None, None
-        if node is not None and phase == "backward":
-            module, module_class, forward, source = self._backward_place(node)
-        else:
-            if self.stage.frames:
-                top = self.stage.frames[-1]
-                module, module_class = top.fqn, top.module_class
-            source = source_line()
-        index = self.next_index()
-        if phase != "backward" and torch.is_grad_enabled() and node is None:
-            self.stage.note_origin(index, source)
-        key = self.op_key(module, "op", info.short)
-        selected = self.matcher.matches(info.names, key, phase)
-        store = selected and self.matcher.inputs
-        inputs: list[TensorRecord] = []
-        written: list[tuple[str, torch.Tensor]] = []
-        observer = self.observer
-
-        def visit(path: str, tensor: torch.Tensor) -> None:
-            inputs.append(observer.record(tensor, path, key=key, store=store, settled=not info.waits))
-            if info.writes and _argument(info, path) in info.writes:
-                written.append((path, tensor))
-                observer.about_to_write(tensor)
-
-        attrs = split_arguments(info.arguments, args, kwargs, visit)
-        return Pending(
-            info=info,
-            index=index,
-            key=key,
-            phase=phase,
-            module=module,
-            module_class=module_class,
-            forward=forward,
-            source=source,
-            parent=self.parents[-1] if self.parents else None,
-            store_outputs=selected and self.matcher.outputs,
-            inputs=inputs,
-            written=written,
-            attrs=attrs,
-            flags={},
-        )
-
-    def end(self, pending: Pending, result: Any) -> None:
-        """Record the outputs of an operator that has run."""
-        info, observer = pending.info, self.observer
-        for _, tensor in pending.written:
-            observer.written(tensor, pending.index)
-        outputs: list[TensorRecord] = []
-        returned: set[int] = set()
-        settled = not info.deferred
-
-        def visit(path: str, tensor: torch.Tensor) -> None:
-            observer.made(tensor, pending.index)
-            returned.add(id(tensor))
-            outputs.append(
-                observer.record(tensor, path, key=pending.key, store=pending.store_outputs, settled=settled)
-            )
-
-        visit_tensors(result, visit)
-        for path, tensor in pending.written:
-            # Fused optimizers return nothing, collectives a handle: what they wrote is their output.
-            if id(tensor) not in returned:
-                outputs.append(
-                    observer.record(tensor, path, key=pending.key, store=pending.store_outputs, settled=settled)
-                )
-        self.emit(
-            Call(
-                index=pending.index,
-                key=pending.key,
-                kind="op",
-                op=info.name,
-                step=self.step,
-                rank=self.rank,
-                phase=pending.phase,
-                microbatch=self.stage.microbatch,
-                module=pending.module,
-                module_class=pending.module_class,
-                inputs=tuple(pending.inputs),
-                outputs=tuple(outputs),
-                mutated=tuple(path for path, _ in pending.written),
-                attrs=pending.attrs,
-                parent=pending.parent,
-                forward=pending.forward,
-                source=pending.source,
-                flags=pending.flags,
-                replayable=info.replayable,
-            )
-        )
-
-    def failed(self, pending: Pending, error: BaseException) -> None:
-        """Record an operator that raised; its outputs do not exist."""
-        self.emit(
-            Call(
-                index=pending.index,
-                key=pending.key,
-                kind="op",
-                op=pending.info.name,
-                step=self.step,
-                rank=self.rank,
-                phase=pending.phase,
-                microbatch=self.stage.microbatch,
-                module=pending.module,
-                module_class=pending.module_class,
-                inputs=tuple(pending.inputs),
-                attrs=pending.attrs,
-                parent=pending.parent,
-                source=pending.source,
-                replayable=False,
-                note=f"raised {type(error).__name__}",
-            )
-        )
-
-    def next_index(self) -> int:
-        """The next number in execution order."""
-        index = self._next
-        self._next += 1
-        return index
-
-    def op_key(self, module: str, kind: str, name: str) -> str:
-        """A fresh key "module/op_N_name"; N counts the module's calls of every phase."""
-        place = module or "<none>"
-        count = self._counters.get(place, 0)
-        self._counters[place] = count + 1
-        return f"{place}/{kind}_{count}_{name}"
-
-    def module_key(self, fqn: str) -> str:
-        """A fresh key of a module call: its FQN, "#1" and so on from the second call."""
-        place = fqn or "<root>"
-        count = self._keys.get(place, 0)
-        self._keys[place] = count + 1
-        return f"{place}#{count}" if count else place
-
-    def emit(self, call: Call) -> None:
-        """Hand a call to the writer, in batches."""
-        self._batch.append(call)
-        if len(self._batch) >= _BATCH:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand everything known so far to the writer."""
-        if self._batch:
-            self._writer.put_calls(self._batch)
-            self._batch = []
-        lines = self._contents.lines()
-        if lines:
-            self._writer.put_contents(lines)
-
-    def finish(self) -> None:
-        """The step is over: collect the digests that a device still holds."""
-        lines = self._contents.collect()
-        if lines:
-            self._writer.put_contents(lines)
-        self.flush()
+    def __init__(
+        self,
+        window: Window,
+        open_step: OpenStep,
+        *,
+        after_step: AfterStep | None = None,
+        say: Callable[[str], None] | None = None,
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> None:
+        self.window = window
+        self.finished = False
+        self.recorded: list[int] = []
+        self.losses: dict[int, tuple[float | None, float | None]] = {}
+        self.failure: Exception | None = None
+        self._open_step = open_step
+        self._after_step = after_step
+        self._say = say
+        self._progress = progress
+        self._parts: Sequence[Any] = ()
+        self._facts = RunFacts()
+        self._seen_first = False
 
     @property
-    def seen(self) -> int:
-        """How many calls have begun."""
-        return self._next
+    def last_step(self) -> int | None:
+        """Last step that is wanted; None when the window has no end."""
+        return self.window.last
 
-    def _backward_place(self, node: Any) -> tuple[str, str, int | None, str | None]:
-        origin = self.stage.origin(node)
-        if origin is not None:
-            return origin.module, origin.module_class, origin.call, origin.source
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            fqn, module_class = self.owners.get(id(variable), ("", ""))
-            return fqn, module_class, None, None
-        return "", "", None, None
+    def say(self, text: str) -> None:
+        """Tell the user something about the run."""
+        if self._say is not None:
+            self._say(text)
 
+    def attach(self, parts: Sequence[Any], facts: RunFacts) -> None:
+        """Take the model (its parts under pipeline parallelism) and the run's facts."""
+        self._parts = parts
+        self._facts = facts
 
-def _argument(info: OpInfo, path: str) -> str:
-    head = path.split(".", 1)[0]
-    if head.isdigit() and int(head) < len(info.arguments):
-        return info.arguments[int(head)]
-    return head
+    def begins(self, step: int) -> None:
+        """Take note that `step` begins, recorded or not.
 
+        Raises:
+            StepNotReachedError: It is the run's first and lies past the window.
+        """
+        if not self._seen_first:
+            self._seen_first = True
+            self._refuse_late_start(step)
+        if self._progress is not None and not self.finished:
+            self._progress(step, self.window.last)
+
+    def starts_at(self, step: int) -> bool:
+        """Whether `step` is to be recorded."""
+        return not self.finished and step in self.window
+
+    def run_step(self, step: int, run: Callable[[], T]) -> T:
+        """Run one optimizer step, recorded when it is wanted.
+
+        Args:
+            step: Global step number, resumed runs included.
+            run: The step itself.
+
+        Raises:
+            StepNotReachedError: The run was resumed past the window.
+        """
+        self.begins(step)
+        if not self.starts_at(step):
+            return run()
+        with self.open(step):
+            return run()
+
+    @contextmanager
+    def open(self, step: int) -> Iterator[None]:
+        """Record what happens inside as `step`.
+
+        An exception of the step itself goes on to the caller, and `failure` keeps it: the step that
+        was asked for is the one that fails, so what was recorded of it is what the user needs.
+        """
+        with self._open_step(self._parts, self._facts, step):
+            try:
+                yield
+            except Exception as error:
+                self.failure = error
+                self.finished = True
+                raise
+            finally:
+                self.recorded.append(step)
+        loss, grad_norm = self.losses.get(step, (None, None))
+        stop = self._after_step(step, loss, grad_norm) if self._after_step is not None else False
+        self.finished = stop or step == self.window.last
+
+    def metrics(self, step: int, *, loss: float | None, grad_norm: float | None) -> None:
+        """Take what the run itself logs about a step."""
+        self.losses[step] = (loss, grad_norm)
+
+    def wants_metrics(self, step: int) -> bool:
+        """Whether the run should compute its metrics at this step even if it would not log them."""
+        return step in self.window
+
+    def not_reached(self, last: int) -> str:
+        """Message for a run that ended before the window did."""
+        return (
+            f"the run ended at step {last}, before {self.window}; nothing was captured there. "
+            f"Ask for a step up to {last}, or give the run more steps or data"
+        )
+
+    def _refuse_late_start(self, step: int) -> None:
+        if self.window.last is not None and step > self.window.last:
+            raise StepNotReachedError(
+                f"the run resumes at step {step}, past {self.window}; load an earlier checkpoint "
+                f"(checkpoint.load_step) or ask for a step from {step} on"
+            )
 

@@ -1,0 +1,258 @@
+"""Record one step: every operator call that the dispatch mode sees, and what modules and launches add."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bridge.capture.contents import Contents
+from bridge.capture.encode import split_arguments, visit_tensors
+from bridge.capture.observe import Observer
+from bridge.capture.phase import Stage
+from bridge.capture.record import Call, Phase, TensorRecord
+from bridge.capture.schema import OpInfo, op_info
+from bridge.capture.select import Matcher
+from bridge.capture.source import source_line
+from bridge.capture.writer import RankWriter
+
+log = logging.getLogger("bridge.capture")
+_BATCH = 256
+
+
+@dataclass(slots=True)
+class Pending:
+    """A call that has begun."""
+
+    info: OpInfo
+    index: int
+    key: str
+    phase: Phase
+    module: str
+    module_class: str
+    forward: int | None
+    source: str | None
+    parent: int | None
+    store_outputs: bool
+    inputs: list[TensorRecord]
+    written: list[tuple[str, torch.Tensor]]
+    attrs: dict[str, Any]
+    flags: dict[str, Any]
+
+
+class Recorder:
+    """The state of one captured step on one rank."""
+
+    def __init__(self, writer: RankWriter, matcher: Matcher, contents: Contents, *, step: int, rank: int) -> None:
+        self.step = step
+        self.rank = rank
+        self.stage = Stage()
+        self.observer = Observer(contents)
+        self.matcher = matcher
+        self.muted = 0  #: > 0: what is dispatched is the tool's or an interpreter's own work
+        self.parents: list[int] = []
+        self.owners: dict[int, tuple[str, str]] = {}  #: id of a parameter -> FQN and class of its module
+        self._writer = writer
+        self._contents = contents
+        self._next = 0
+        self._counters: dict[str, int] = {}
+        self._keys: dict[str, int] = {}
+        self._batch: list[Call] = []
+
+    def problem(self, what: str, error: BaseException) -> None:
+        """Note that something went wrong in the tool; training goes on."""
+        text = f"{what}: {type(error).__name__}: {error}"
+        if text not in self._writer.problems:
+            self._writer.problems.append(text)
+            log.warning("capture: %s; training goes on, the capture is partial", text, exc_info=error)
+
+    def begin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending | None:
+        """Record the inputs of an operator that is about to run; None when it makes no call."""
+        info = op_info(func)
+        if info.silent:
+            if torch.is_grad_enabled() and torch._C._current_autograd_node() is None:
+                self.stage.note_origin(None, source_line())
+            return None
+        return self._begin(info, args, kwargs)
+
+    def _begin(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
+        phase, node = self.stage.now()
+        module, module_class, forward, source = "", "", None, None
+        if node is not None and phase == "backward":
+            module, module_class, forward, source = self._backward_place(node)
+        else:
+            if self.stage.frames:
+                top = self.stage.frames[-1]
+                module, module_class = top.fqn, top.module_class
+            source = source_line()
+        index = self.next_index()
+        if phase != "backward" and torch.is_grad_enabled() and node is None:
+            self.stage.note_origin(index, source)
+        key = self.op_key(module, "op", info.short)
+        selected = self.matcher.matches(info.names, key, phase)
+        store = selected and self.matcher.inputs
+        inputs: list[TensorRecord] = []
+        written: list[tuple[str, torch.Tensor]] = []
+        observer = self.observer
+
+        def visit(path: str, tensor: torch.Tensor) -> None:
+            inputs.append(observer.record(tensor, path, key=key, store=store, settled=not info.waits))
+            if info.writes and _argument(info, path) in info.writes:
+                written.append((path, tensor))
+                observer.about_to_write(tensor)
+
+        attrs = split_arguments(info.arguments, args, kwargs, visit)
+        return Pending(
+            info=info,
+            index=index,
+            key=key,
+            phase=phase,
+            module=module,
+            module_class=module_class,
+            forward=forward,
+            source=source,
+            parent=self.parents[-1] if self.parents else None,
+            store_outputs=selected and self.matcher.outputs,
+            inputs=inputs,
+            written=written,
+            attrs=attrs,
+            flags={},
+        )
+
+    def end(self, pending: Pending, result: Any) -> None:
+        """Record the outputs of an operator that has run."""
+        info, observer = pending.info, self.observer
+        for _, tensor in pending.written:
+            observer.written(tensor, pending.index)
+        outputs: list[TensorRecord] = []
+        returned: set[int] = set()
+        settled = not info.deferred
+
+        def visit(path: str, tensor: torch.Tensor) -> None:
+            observer.made(tensor, pending.index)
+            returned.add(id(tensor))
+            outputs.append(
+                observer.record(tensor, path, key=pending.key, store=pending.store_outputs, settled=settled)
+            )
+
+        visit_tensors(result, visit)
+        for path, tensor in pending.written:
+            # Fused optimizers return nothing, collectives a handle: what they wrote is their output.
+            if id(tensor) not in returned:
+                outputs.append(
+                    observer.record(tensor, path, key=pending.key, store=pending.store_outputs, settled=settled)
+                )
+        self.emit(
+            Call(
+                index=pending.index,
+                key=pending.key,
+                kind="op",
+                op=info.name,
+                step=self.step,
+                rank=self.rank,
+                phase=pending.phase,
+                microbatch=self.stage.microbatch,
+                module=pending.module,
+                module_class=pending.module_class,
+                inputs=tuple(pending.inputs),
+                outputs=tuple(outputs),
+                mutated=tuple(path for path, _ in pending.written),
+                attrs=pending.attrs,
+                parent=pending.parent,
+                forward=pending.forward,
+                source=pending.source,
+                flags=pending.flags,
+                replayable=info.replayable,
+            )
+        )
+
+    def failed(self, pending: Pending, error: BaseException) -> None:
+        """Record an operator that raised; its outputs do not exist."""
+        self.emit(
+            Call(
+                index=pending.index,
+                key=pending.key,
+                kind="op",
+                op=pending.info.name,
+                step=self.step,
+                rank=self.rank,
+                phase=pending.phase,
+                microbatch=self.stage.microbatch,
+                module=pending.module,
+                module_class=pending.module_class,
+                inputs=tuple(pending.inputs),
+                attrs=pending.attrs,
+                parent=pending.parent,
+                source=pending.source,
+                replayable=False,
+                note=f"raised {type(error).__name__}",
+            )
+        )
+
+    def next_index(self) -> int:
+        """The next number in execution order."""
+        index = self._next
+        self._next += 1
+        return index
+
+    def op_key(self, module: str, kind: str, name: str) -> str:
+        """A fresh key "module/op_N_name"; N counts the module's calls of every phase."""
+        place = module or "<none>"
+        count = self._counters.get(place, 0)
+        self._counters[place] = count + 1
+        return f"{place}/{kind}_{count}_{name}"
+
+    def module_key(self, fqn: str) -> str:
+        """A fresh key of a module call: its FQN, "#1" and so on from the second call."""
+        place = fqn or "<root>"
+        count = self._keys.get(place, 0)
+        self._keys[place] = count + 1
+        return f"{place}#{count}" if count else place
+
+    def emit(self, call: Call) -> None:
+        """Hand a call to the writer, in batches."""
+        self._batch.append(call)
+        if len(self._batch) >= _BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand everything known so far to the writer."""
+        if self._batch:
+            self._writer.put_calls(self._batch)
+            self._batch = []
+        lines = self._contents.lines()
+        if lines:
+            self._writer.put_contents(lines)
+
+    def finish(self) -> None:
+        """The step is over: collect the digests that a device still holds."""
+        lines = self._contents.collect()
+        if lines:
+            self._writer.put_contents(lines)
+        self.flush()
+
+    @property
+    def seen(self) -> int:
+        """How many calls have begun."""
+        return self._next
+
+    def _backward_place(self, node: Any) -> tuple[str, str, int | None, str | None]:
+        origin = self.stage.origin(node)
+        if origin is not None:
+            return origin.module, origin.module_class, origin.call, origin.source
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            fqn, module_class = self.owners.get(id(variable), ("", ""))
+            return fqn, module_class, None, None
+        return "", "", None, None
+
+
+def _argument(info: OpInfo, path: str) -> str:
+    head = path.split(".", 1)[0]
+    if head.isdigit() and int(head) < len(info.arguments):
+        return info.arguments[int(head)]
+    return head
+
+
