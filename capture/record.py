@@ -18,7 +18,7 @@ Phase = Literal["forward", "recompute", "backward", "optimizer", "other"]
 Kind = Literal["op", "module", "launch"]
 
 
-class Digest(msgspec.Struct, frozen=True, kw_only=True):
+class Digest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Statistics and hash of one tensor's contents; the sums skip non-finite elements.
 
     Complex tensors are digested as pairs of reals, so `count` is twice their number of elements.
@@ -40,7 +40,7 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     hash: str  #: 16 hex digits; depends on every bit and its position, not on strides
 
 
-class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One tensor as one call saw it."""
 
     name: str  #: argument path: "0", "1.2" (list argument), "eps", "weight"; outputs "0", "1", ...
@@ -59,10 +59,12 @@ class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     mesh: str | None = None  #: DTensor: mesh, e.g. "(dp=2, tp=4)"
     placements: tuple[str, ...] = ()  #: DTensor: "Shard(0)", "Replicate()", ...
     global_shape: tuple[int, ...] | None = None  #: DTensor: logical shape; `shape` is the local one
-    content: int = -1  #: on disk: line of contents.jsonl that holds digest and blob; equal numbers, equal bytes
+    content: int = (
+        -1
+    )  #: on disk: line of contents.jsonl that holds digest and blob; equal numbers, equal bytes
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One execution seen in a captured step."""
 
     index: int  #: position in execution order (module calls: position of their first event)

@@ -45,7 +45,9 @@ class Pending:
 class Recorder:
     """The state of one captured step on one rank."""
 
-    def __init__(self, writer: RankWriter, matcher: Matcher, contents: Contents, *, step: int, rank: int) -> None:
+    def __init__(
+        self, writer: RankWriter, matcher: Matcher, contents: Contents, *, step: int, rank: int
+    ) -> None:
         self.step = step
         self.rank = rank
         self.stage = Stage()
@@ -60,6 +62,7 @@ class Recorder:
         self._counters: dict[str, int] = {}
         self._keys: dict[str, int] = {}
         self._batch: list[Call] = []
+        self.emitted: set[int] = set()  #: indices of calls that were written, once or again
 
     def problem(self, what: str, error: BaseException) -> None:
         """Note that something went wrong in the tool; training goes on."""
@@ -79,14 +82,7 @@ class Recorder:
 
     def _begin(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
         phase, node = self.stage.now()
-        module, module_class, forward, source = "", "", None, None
-        if node is not None and phase == "backward":
-            module, module_class, forward, source = self._backward_place(node)
-        else:
-            if self.stage.frames:
-                top = self.stage.frames[-1]
-                module, module_class = top.fqn, top.module_class
-            source = source_line()
+        module, module_class, forward, source = self.place(phase, node)
         index = self.next_index()
         if phase != "backward" and torch.is_grad_enabled() and node is None:
             self.stage.note_origin(index, source)
@@ -142,7 +138,9 @@ class Recorder:
             # Fused optimizers return nothing, collectives a handle: what they wrote is their output.
             if id(tensor) not in returned:
                 outputs.append(
-                    observer.record(tensor, path, key=pending.key, store=pending.store_outputs, settled=settled)
+                    observer.record(
+                        tensor, path, key=pending.key, store=pending.store_outputs, settled=settled
+                    )
                 )
         self.emit(
             Call(
@@ -214,6 +212,7 @@ class Recorder:
     def emit(self, call: Call) -> None:
         """Hand a call to the writer, in batches."""
         self._batch.append(call)
+        self.emitted.add(call.index)
         if len(self._batch) >= _BATCH:
             self.flush()
 
@@ -238,6 +237,15 @@ class Recorder:
         """How many calls have begun."""
         return self._next
 
+    def place(self, phase: Phase, node: Any) -> tuple[str, str, int | None, str | None]:
+        """Module, its class, forward call and source line of what is dispatched now."""
+        if node is not None and phase == "backward":
+            return self._backward_place(node)
+        if self.stage.frames:
+            top = self.stage.frames[-1]
+            return top.fqn, top.module_class, None, source_line()
+        return "", "", None, source_line()
+
     def _backward_place(self, node: Any) -> tuple[str, str, int | None, str | None]:
         origin = self.stage.origin(node)
         if origin is not None:
@@ -254,5 +262,3 @@ def _argument(info: OpInfo, path: str) -> str:
     if head.isdigit() and int(head) < len(info.arguments):
         return info.arguments[int(head)]
     return head
-
-

@@ -1,83 +1,111 @@
-"""One capture, from the request to the folder: chooses what to keep, drives the run, says what came out."""
+"""Everything that is installed for the length of one step, and taken off again after it."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import time
 from typing import Any
 
-import msgspec
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from bridge.capture.api import CaptureResult, Progress, Request, Say
-from bridge.capture.steps import RunFacts, StepRecorder
-from bridge.capture.sites import expand, known_sites, looks_unknown
-from bridge.capture.window import TRIGGERS
-from bridge.config import BridgeConfig
-from bridge.errors import ConfigError, RunError, UsageError, near_misses
+from bridge.capture._debugmode import StepMode
+from bridge.capture.contents import Contents
+from bridge.capture.digest_host import walker_name
+from bridge.capture.launches import LaunchHooks
+from bridge.capture.modules import ModuleHooks
+from bridge.capture.recorder import Recorder
+from bridge.capture.select import Matcher
+from bridge.capture.writer import RankReport, RankWriter
 
 
-class Session:
-    """A single use: `run`, then `result`."""
+class StepSession:
+    """One captured step of one rank."""
 
-    def __init__(self, request: Request, config: BridgeConfig, *, say: Say, progress: Progress | None) -> None:
-        self._request = request
-        self._config = config
-        self._say = say
-        self._trigger = TRIGGERS[request.trigger]() if request.trigger is not None else None
-        self._fired: str | None = None
-        self._sites: dict[str, tuple[str, ...]] = {}
-        self._recorder = StepRecorder(
-            request.window, self._open_step, after_step=self._after_step, say=say, progress=progress
+    def __init__(
+        self,
+        writer: RankWriter,
+        matcher: Matcher,
+        *,
+        parts: list[nn.Module],
+        step: int,
+        rank: int,
+        max_tensor_bytes: int | None,
+    ) -> None:
+        self._writer = writer
+        self.recorder = Recorder(
+            writer, matcher, Contents(writer, max_tensor_bytes=max_tensor_bytes), step=step, rank=rank
         )
+        self._modules = ModuleHooks(self.recorder, parts)
+        self._launches = LaunchHooks(self.recorder)
+        self._mode = StepMode(self.recorder)
+        self._handles: list[Any] = []
+        self.interrupted = False
+        self.seconds = 0.0
+        self._began = 0.0
 
-    def run(self, *, verbose: bool) -> None:
-        """Train until the request is served.
+    def start(self) -> None:
+        """Install everything."""
+        self._began = time.perf_counter()
+        self._modules.install()
+        self._launches.install()
+        self._handles = [
+            register_optimizer_step_pre_hook(self._optimizer_begins),
+            register_optimizer_step_post_hook(self._optimizer_ends),
+        ]
+        self._mode.__enter__()
 
-        Raises:
-            As `capture_run`.
-        """
-        from bridge.capture.store import check_out
+    def stop(self, error: BaseException | None) -> None:
+        """Take everything off; nothing here may raise into the step."""
+        self._mode.__exit__(type(error) if error else None, error, None)
+        for handle in self._handles:
+            handle.remove()
+        self._launches.remove()
+        self._modules.remove()
+        if error is not None:
+            self.interrupted = True
+            text = f"the step raised {type(error).__name__} after {self.recorder.seen} calls"
+            self._writer.problems.append(text)
+        try:
+            self.recorder.finish()
+        except Exception as failure:
+            self.recorder.problem("collecting the digests", failure)
+        self.seconds = time.perf_counter() - self._began
 
-        train = self._config.train
-        check_out(self._request.out, force=self._request.force)
-        self._sites = known_sites(self._say)
-        path = self._config.path
-        if train.script is not None:
-            from bridge.capture.script import run_script
+    def close(self) -> RankReport:
+        """Write everything out."""
+        return self._writer.close(calls=len(self.recorder.emitted))
 
-            run_script(train.script, train.args, self._recorder, config_path=path, stop=self._request.stop)
-        elif train.module is not None or train.job is not None:
-            from bridge.capture.titan import run_titan
+    def _optimizer_begins(self, *_: Any) -> None:
+        self.recorder.stage.in_optimizer = True
 
-            run_titan(train, self._recorder, config_path=path, verbose=verbose, stop=self._request.stop)
-        else:
-            raise ConfigError(
-                f"{path or 'the config'} names nothing to train; write [train] module and config (torchtitan), "
-                f"job (torchtitan 0.2.x) or script, or put `-- train.py ARGS` after the command"
-            )
-        self._check_outcome()
+    def _optimizer_ends(self, *_: Any) -> None:
+        self.recorder.stage.in_optimizer = False
 
-    def result(self) -> CaptureResult:
-        """What the folder holds now."""
-        from bridge.capture.store import load_capture
 
-        capture = load_capture(self._request.out)
-        manifest = capture.manifest
-        stored = [call for call in capture.calls if any(record.blob for record in (*call.inputs, *call.outputs))]
-        return CaptureResult(
-            path=self._request.out,
-            step=manifest.step,
-            steps=manifest.steps,
-            calls=len(capture.calls),
-            calls_with_tensors=len(stored),
-            stored_bytes=manifest.stored_bytes,
-            kernels=tuple(name for name, sites in self._sites.items() if any(map(capture.find, sites))),
-            metrics=manifest.metrics,
-            dropped=len(manifest.dropped),
-            problems=capture.problems,
-            trigger=self._fired,
-        )
+def warm_up(parts: list[nn.Module]) -> None:
+    """Do before the step what would otherwise be done in it: imports and compilation."""
+    from bridge.capture._debugmode import StepMode as _
+
+    StepMode(None)  # type: ignore[arg-type]
+    walker_name()
+
+
+def distributed_place() -> tuple[int, int]:
+    """Rank and number of ranks."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def run_flags() -> dict[str, Any]:
+    """Switches of this process that change numerics."""
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+        "tf32_cudnn": torch.backends.cudnn.allow_tf32,
+        "threads": torch.get_num_threads(),
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "digest": walker_name(),
+    }

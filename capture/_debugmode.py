@@ -1,0 +1,105 @@
+"""The one file that knows torch's private DebugMode.
+
+A subclass, because torch looks for an instance of it: Inductor, DTensor and the aot_eager interpreter
+report to the active DebugMode. Everything that renders strings is overridden. torch 2.11 keeps the
+class in one module, 2.12 and later in a package; both import from the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._debug_mode import DebugMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from bridge.capture.recorder import Recorder
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class StepMode(DebugMode):  # type: ignore[misc]
+    """Shows every dispatched operator to a recorder, before and after it runs."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(record_output=False, record_profiler_context=False)
+        self._recorder = recorder
+        self._wrapped_depth = 0
+        self._passing: Any = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        recorder = self._recorder
+        if recorder.muted or (types and FakeTensor in types) or self._is_tracing():
+            return func(*args, **kwargs)
+        wrapped = types and any(kind not in _PLAIN for kind in types)
+        if wrapped and self._passing is func:
+            # Second sight of a wrapper's operator: the wrapper's own handler takes it from here.
+            self._passing = None
+            return NotImplemented
+        try:
+            pending = recorder.begin(func, args, kwargs)
+        except Exception as error:
+            recorder.problem(f"recording the inputs of {func}", error)
+            pending = None
+        try:
+            result = self._through(func, args, kwargs, pending) if wrapped else func(*args, **kwargs)
+        except BaseException as error:
+            if pending is not None:
+                with contextlib.suppress(Exception):  # the step's own error matters more than our note of it
+                    recorder.failed(pending, error)
+            raise
+        if pending is not None:
+            try:
+                recorder.end(pending, result)
+            except Exception as error:
+                recorder.problem(f"recording the outputs of {func}", error)
+        return result
+
+    def _through(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], pending: Any) -> Any:
+        # Run a wrapper subclass's operator with this mode on, so that what it does inside is seen as well.
+        parents = self._recorder.parents
+        if pending is not None:
+            parents.append(pending.index)
+        self._passing = func
+        try:
+            with self:
+                return func(*args, **kwargs)
+        finally:
+            self._passing = None
+            if pending is not None and parents and parents[-1] == pending.index:
+                parents.pop()
+
+    @staticmethod
+    def _is_tracing() -> bool:
+        return isinstance(_get_current_dispatch_mode(), FakeTensorMode)
+
+    def _record_call(self, call: Any) -> None:
+        """Nothing: a DebugMode would render the call's arguments as text here."""
+
+    def _record_call_output(self, call: Any, output: Any) -> None:
+        """Nothing, as above."""
+
+    def record_output_placements(self, output_spec: Any) -> None:
+        """Nothing: placements are read off the DTensors themselves."""
+
+    @contextlib.contextmanager
+    def record_redistribute_calls(
+        self,
+        arg: Any,
+        src_placement: Any,
+        dst_placement: Any,
+        transform_info_str: str | None = None,
+        is_explicit: bool = False,
+    ) -> Iterator[None]:
+        """Let the redistribution's collectives speak for themselves."""
+        yield
+
+    def record_triton_kernel(self, kernel_name: str, kwargs: dict[str, Any]) -> Any:
+        """A kernel that Inductor launches inside a compiled region."""
+        return super().record_triton_kernel(kernel_name, kwargs)

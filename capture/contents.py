@@ -1,0 +1,153 @@
+"""Digest and store contents of a step: at once on the CPU, in batches on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bridge.capture import digest as digests
+from bridge.capture import digest_host
+from bridge.capture.dtypes import itemsize
+from bridge.capture.identity import Content, Place, StorageEntry
+from bridge.capture.writer import Blob, ContentLine, RankWriter
+
+
+class Contents:
+    """Where contents go; one for a step."""
+
+    def __init__(self, writer: RankWriter, *, max_tensor_bytes: int | None = None) -> None:
+        self._writer = writer
+        self._max_tensor_bytes = max_tensor_bytes
+        self._lines: list[ContentLine] = []
+        self.waiting = False  #: something on a device is still to be read
+        self.digested_bytes = 0
+
+    def digest(self, tensor: torch.Tensor, entry: StorageEntry, place: Place, content: Content) -> None:
+        """Digest a content that has not been digested."""
+        content.digested = True
+        dtype: str = place[2]
+        if content.count == 0:
+            self._lines.append(ContentLine(content=content.number, digest=digests.EMPTY))
+            return
+        nbytes = content.count * _size(dtype)
+        self.digested_bytes += nbytes
+        if tensor.device.type == "cpu":
+            with HostBytes(tensor, place, nbytes) as (address, _):
+                digest = digest_host.digest_bytes(address, content.count, dtype)
+            content.hash = digest.hash
+            self._lines.append(ContentLine(content=content.number, digest=digest))
+        else:
+            raise NotImplementedError(f"digests on {tensor.device.type}")
+
+    def still(self, tensor: torch.Tensor, place: Place, content: Content) -> bool:
+        """A host tensor's bytes are those that were digested as `content`."""
+        if content.count == 0:
+            return True
+        with HostBytes(tensor, place, content.count * _size(place[2])) as (address, _):
+            return digest_host.digest_bytes(address, content.count, place[2]).hash == content.hash
+
+    def store(
+        self,
+        tensor: torch.Tensor,
+        entry: StorageEntry,
+        place: Place,
+        content: Content,
+        *,
+        key: str,
+        name: str,
+    ) -> None:
+        """Copy a content that has not been stored, or note why not."""
+        content.stored = True
+        dtype: str = place[2]
+        nbytes = content.count * _size(dtype)
+        reason = self._writer.refuses(nbytes)
+        if self._max_tensor_bytes is not None and nbytes > self._max_tensor_bytes:
+            reason = f"larger than {self._max_tensor_bytes} bytes"
+        if reason is not None:
+            self._writer.drop(key=key, tensor=name, nbytes=nbytes, reason=reason)
+            return
+        data: npt.NDArray[np.uint8]
+        if tensor.device.type == "cpu":
+            with HostBytes(tensor, place, nbytes) as (address, owned):
+                data = owned if owned is not None else digest_host.view(address, nbytes).copy()
+        else:
+            raise NotImplementedError(f"storing from {tensor.device.type}")
+        shape = _shape_in_memory(tensor)
+        self._writer.put_blob(
+            Blob(
+                content=content.number,
+                key=key,
+                tensor=name,
+                dtype=dtype,
+                shape=shape,
+                nbytes=nbytes,
+                fetch=lambda: memoryview(data),
+                done=_nothing,
+            )
+        )
+
+    def flush(self) -> None:
+        """Launch what waits to be read from a device."""
+
+    def lines(self) -> list[ContentLine]:
+        """Digests known since the last time this was asked."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def collect(self) -> list[ContentLine]:
+        """All digests, at the end of the step."""
+        return self.lines()
+
+
+class HostBytes:
+    """A content's bytes in host memory for the length of a `with`: address, and the array if they were copied.
+
+    No operator is dispatched, so neither autograd nor any mode notices.
+    """
+
+    def __init__(self, tensor: torch.Tensor, place: Place, nbytes: int) -> None:
+        self._owned: npt.NDArray[np.uint8] | None = None
+        size = _size(place[2])
+        self._address = tensor.data_ptr() if nbytes else 0
+        if len(place) > 3 and nbytes:
+            _, _, _, sizes, strides = place
+            reach = 1 + sum((extent - 1) * step for extent, step in zip(sizes, strides, strict=True))
+            base = digest_host.view(self._address, reach * size)
+            elements = base.view(_word(size))
+            gathered = np.lib.stride_tricks.as_strided(
+                elements, sizes, [step * elements.itemsize for step in strides]
+            )
+            self._owned = np.ascontiguousarray(gathered).reshape(-1).view(np.uint8)
+            self._address = self._owned.ctypes.data
+
+    def __enter__(self) -> tuple[int, npt.NDArray[np.uint8] | None]:
+        return self._address, self._owned
+
+    def __exit__(self, *_: object) -> None:
+        self._owned = None
+
+
+def _word(size: int) -> Any:
+    return {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}[size]
+
+
+def _shape_in_memory(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The dimensions of a blob: the tensor's own in the order of memory, repeated ones as 1."""
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    if tensor.is_contiguous():
+        return shape
+    kept = [size if step else 1 for size, step in zip(shape, stride, strict=True)]
+    order = sorted(range(len(shape)), key=lambda dim: (-stride[dim], dim))
+    return tuple(kept[dim] for dim in order)
+
+
+def _size(dtype: str) -> int:
+    size = itemsize(dtype)
+    assert size is not None, f"a content of {dtype} has no bytes"
+    return size
+
+
+def _nothing() -> None: ...

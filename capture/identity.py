@@ -1,0 +1,100 @@
+"""Which tensors of a step hold the same bytes: storages, epochs of their contents, and who wrote them.
+
+A content is (storage, epoch, place in it, element type). A storage is known by the address of its
+StorageImpl together with a weak reference that we hold: without the reference the allocator hands the
+same address to the next tensor. The epoch is our own count of writes; `Tensor._version` is no use
+here, because it is bumped late, or never, under dispatch modes, by fused optimizers and by raw kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from bridge.capture.layout import layout_of
+
+#: Place in a storage and element type: (offset, count, dtype) when dense, else with sizes and strides.
+Place = tuple[Any, ...]
+
+
+class Content:
+    """One content: a number, and what has been done about it so far."""
+
+    __slots__ = ("count", "digested", "hash", "number", "stored")
+
+    def __init__(self, number: int, count: int) -> None:
+        self.number = number
+        self.count = count
+        self.digested = False
+        self.hash = ""  #: host memory only
+        self.stored = False
+
+
+class StorageEntry:
+    """One storage of the step, alive or freed."""
+
+    __slots__ = ("address", "contents", "epoch", "nbytes", "number", "pending", "ref", "writer")
+
+    def __init__(self, number: int, storage: torch.UntypedStorage) -> None:
+        self.number = number
+        self.ref = StorageWeakRef(storage)
+        self.address = storage.data_ptr()
+        self.nbytes = storage.nbytes()
+        self.epoch = 0
+        self.writer: int | None = None  #: index of the call that made this epoch's contents
+        self.contents: dict[Place, Content] = {}
+        self.pending = False  #: a digest or copy of it is still to be launched (CUDA)
+
+
+class Storages:
+    """All storages seen in one step. Not safe to share between threads; the step is one line of calls."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, StorageEntry] = {}
+        self._contents = 0
+
+    def entry(self, tensor: torch.Tensor) -> StorageEntry:
+        """The entry of a plain strided tensor's storage; new storages start at epoch 0."""
+        storage = tensor.untyped_storage()
+        found = self._entries.get(storage._cdata)
+        if found is None:
+            found = self._entries[storage._cdata] = StorageEntry(len(self._entries), storage)
+            return found
+        if storage.data_ptr() != found.address or storage.nbytes() != found.nbytes:
+            # resize_() and FSDP's freeing and refilling of unsharded parameters give a storage new memory.
+            found.address, found.nbytes = storage.data_ptr(), storage.nbytes()
+            self.written(found, None)
+        return found
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """The tensor's storage has been seen in this step."""
+        return tensor.untyped_storage()._cdata in self._entries
+
+    def written(self, entry: StorageEntry, writer: int | None) -> None:
+        """Begin a new epoch of a storage that call number `writer` has written."""
+        entry.epoch += 1
+        entry.writer = writer
+        if entry.contents:
+            entry.contents = {}
+
+    def content(self, entry: StorageEntry, tensor: torch.Tensor, dtype: str) -> tuple[Place, Content]:
+        """The content that a tensor shows now; a new number when it has not been seen."""
+        place = place_of(tensor, dtype)
+        found = entry.contents.get(place)
+        if found is None:
+            found = entry.contents[place] = Content(self._contents, place[1])
+            self._contents += 1
+        return place, found
+
+
+def place_of(tensor: torch.Tensor, dtype: str) -> Place:
+    """Where a tensor lies in its storage; equal for all tensors that show the same elements in memory order."""
+    offset = tensor.storage_offset()
+    if tensor.is_contiguous():
+        return (offset, tensor.numel(), dtype)
+    layout = layout_of(tuple(tensor.shape), tensor.stride())
+    if layout.dense:
+        return (offset, layout.count, dtype)
+    return (offset, layout.count, dtype, layout.sizes, layout.strides)

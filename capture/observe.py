@@ -1,0 +1,203 @@
+"""Turn a tensor that a call sees into a record, digesting and storing its content once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bridge.capture.contents import Contents
+from bridge.capture.dtypes import itemsize
+from bridge.capture.identity import StorageEntry, Storages
+from bridge.capture.record import TensorRecord
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_DTYPE_NAMES: dict[torch.dtype, str] = {}
+_DEVICE_NAMES: dict[torch.device, str] = {}
+
+
+class Observer:
+    """Makes records; owns the identities of a step's storages."""
+
+    def __init__(self, contents: Contents) -> None:
+        self.storages = Storages()
+        self.contents = contents
+
+    def record(
+        self, tensor: torch.Tensor, name: str, *, key: str = "", store: bool = False, settled: bool = True
+    ) -> TensorRecord:
+        """Record a tensor as it is now.
+
+        Args:
+            tensor: Any tensor; a wrapper subclass is recorded by what it holds on this rank.
+            name: Its path among the call's arguments.
+            key: Of the call, to say in whose name bytes were dropped.
+            store: Keep its bytes.
+            settled: Its bytes are there; False for a result that another stream or thread still writes.
+        """
+        if type(tensor) not in _PLAIN:
+            return self._wrapped(tensor, name, key=key, store=store, settled=settled)
+        return self._plain(tensor, name, key=key, store=store, settled=settled)
+
+    def written(self, tensor: torch.Tensor, writer: int | None) -> None:
+        """A call has written the memory that a tensor shows."""
+        for local in local_tensors(tensor):
+            if _has_bytes(local):
+                self.storages.written(self.storages.entry(local), writer)
+
+    def about_to_write(self, tensor: torch.Tensor) -> None:
+        """A call will write the memory that a tensor shows: what is still to be read of it is read first."""
+        if self.contents.waiting:
+            for local in local_tensors(tensor):
+                if _has_bytes(local) and self.storages.entry(local).pending:
+                    self.contents.flush()
+
+    def made(self, tensor: torch.Tensor, writer: int) -> None:
+        """A call returned a tensor; if its storage is new, that call wrote it."""
+        for local in local_tensors(tensor):
+            if _has_bytes(local) and not self.storages.knows(local):
+                self.storages.entry(local).writer = writer
+
+    def unchanged(self, tensor: torch.Tensor) -> bool:
+        """The memory that a tensor shows still has the contents that it had when last recorded.
+
+        Known only for host memory; False means "changed, or not known".
+        """
+        for local in local_tensors(tensor):
+            if local.device.type != "cpu" or not _has_bytes(local):
+                return False
+            entry = self.storages.entry(local)
+            place, content = self.storages.content(entry, local, _dtype_name(local.dtype))
+            if not content.digested or not self.contents.still(local, place, content):
+                return False
+        return True
+
+    def _plain(self, tensor: torch.Tensor, name: str, **how: Any) -> TensorRecord:
+        dtype = _DTYPE_NAMES.get(tensor.dtype) or _dtype_name(tensor.dtype)
+        device = _DEVICE_NAMES.get(tensor.device) or _device_name(tensor.device)
+        if not _has_bytes(tensor):
+            return TensorRecord(
+                name=name,
+                dtype=dtype,
+                shape=tuple(tensor.shape),
+                device=device,
+                requires_grad=tensor.requires_grad,
+            )
+        entry = self.storages.entry(tensor)
+        number = self._content(tensor, entry, dtype, name, **how)
+        return TensorRecord(
+            name=name,
+            dtype=dtype,
+            shape=tuple(tensor.shape),
+            stride=tensor.stride(),
+            offset=tensor.storage_offset(),
+            device=device,
+            requires_grad=tensor.requires_grad,
+            storage=entry.number,
+            epoch=entry.epoch,
+            producer=entry.writer,
+            content=number,
+        )
+
+    def _content(
+        self,
+        tensor: torch.Tensor,
+        entry: StorageEntry,
+        dtype: str,
+        name: str,
+        *,
+        key: str,
+        store: bool,
+        settled: bool,
+    ) -> int:
+        if itemsize(dtype) is None:
+            return -1
+        place, content = self.storages.content(entry, tensor, dtype)
+        if settled:
+            if not content.digested:
+                self.contents.digest(tensor, entry, place, content)
+            if store and not content.stored:
+                self.contents.store(tensor, entry, place, content, key=key, name=name)
+        return content.number
+
+    def _wrapped(self, tensor: torch.Tensor, name: str, **how: Any) -> TensorRecord:
+        kind = type(tensor).__name__
+        if isinstance(tensor, torch.nn.Parameter) and not hasattr(tensor, "_local_tensor"):
+            return self._plain(tensor, name, **how)
+        local = getattr(tensor, "_local_tensor", None)
+        spec = getattr(tensor, "_spec", None)
+        if isinstance(local, torch.Tensor) and spec is not None:
+            inner = self.record(local, name, **how)
+            return _with_placement(inner, tensor, spec, kind)
+        if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ and _has_bytes(tensor):
+            # A subclass that only adds Python attributes is a plain tensor underneath.
+            from msgspec.structs import replace
+
+            return replace(self._plain(tensor, name, **how), subclass=kind)
+        return TensorRecord(
+            name=name,
+            dtype=_dtype_name(tensor.dtype),
+            shape=tuple(tensor.shape),
+            device=_device_name(tensor.device),
+            requires_grad=tensor.requires_grad,
+            subclass=kind,
+        )
+
+
+def local_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors that hold a tensor's bytes on this rank; [] for a wrapper that we do not know."""
+    if type(tensor) in _PLAIN:
+        return [tensor]
+    local = getattr(tensor, "_local_tensor", None)
+    if isinstance(local, torch.Tensor):
+        return local_tensors(local)
+    elem = getattr(tensor, "elem", None)
+    if isinstance(elem, torch.Tensor):
+        return local_tensors(elem)
+    if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+        return [tensor]
+    return []
+
+
+def _has_bytes(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and not tensor.is_quantized
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def _with_placement(inner: TensorRecord, tensor: Any, spec: Any, kind: str) -> TensorRecord:
+    from msgspec.structs import replace
+
+    mesh = spec.mesh
+    names = mesh.mesh_dim_names or tuple(f"dim{i}" for i in range(mesh.ndim))
+    sizes = ", ".join(f"{label}={size}" for label, size in zip(names, mesh.shape, strict=False))
+    placements = tuple(_placement(p) for p in spec.placements)
+    return replace(
+        inner,
+        subclass=kind,
+        mesh=f"({sizes})",
+        placements=placements,
+        global_shape=tuple(tensor.shape),
+        requires_grad=tensor.requires_grad,
+    )
+
+
+def _placement(placement: Any) -> str:
+    if placement.is_replicate():
+        return "Replicate()"
+    if placement.is_partial():
+        return f"Partial({getattr(placement, 'reduce_op', 'sum')})"
+    return f"{type(placement).__name__.lstrip('_')}({placement.dim})"
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    name = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")
+    return name
+
+
+def _device_name(device: torch.device) -> str:
+    name = _DEVICE_NAMES[device] = str(device)
+    return name

@@ -1,0 +1,39 @@
+"""The line of the user's code that led here: the nearest frame outside torch and this tool."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import CodeType
+
+import torch
+
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parent)
+_OUTSIDE: dict[CodeType, bool] = {}
+_LINES: dict[tuple[CodeType, int], str] = {}
+
+
+def source_line() -> str | None:
+    """ "model.py:123 in forward", with one folder of the path before it."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        outside = _OUTSIDE.get(code)
+        if outside is None:
+            name = code.co_filename
+            outside = _OUTSIDE[code] = not name.startswith((_TORCH, _OURS, "<"))
+        if outside:
+            place = (code, frame.f_lineno)
+            return _LINES.get(place) or _line(place)
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _line(place: tuple[CodeType, int]) -> str:
+    code, number = place
+    short = "/".join(Path(code.co_filename).parts[-2:])
+    text = _LINES[place] = f"{short}:{number} in {code.co_name}"
+    return text
