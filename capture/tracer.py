@@ -22,7 +22,7 @@ from bridge.errors import UsageError
 if TYPE_CHECKING:
     from torch import nn
 
-    from bridge.capture.session import StepSession
+    from bridge.capture.stepper import StepSession
     from bridge.capture.writer import RankReport
 
 log = logging.getLogger("bridge.capture")
@@ -82,7 +82,7 @@ class Tracer:
         selection.check()
         if budget_bytes is not None and budget_bytes < 0:
             raise UsageError(f"the budget must not be negative; got {budget_bytes} bytes")
-        from bridge.capture.session import distributed_place, warm_up
+        from bridge.capture.stepper import distributed_place, warm_up
 
         found_rank, found_world = distributed_place()
         self.out = Path(out)
@@ -112,7 +112,7 @@ class Tracer:
         warm_up(self._parts)
 
     def __enter__(self) -> Tracer:
-        from bridge.capture.session import StepSession, run_flags
+        from bridge.capture.stepper import StepSession, run_flags
         from bridge.capture.writer import RankWriter
 
         if self._session is not None:
