@@ -21,7 +21,7 @@ from bridge.capture.recorder import Recorder
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-class StepMode(DebugMode):  # type: ignore[misc]
+class StepMode(DebugMode):  # type: ignore[no-untyped-call]
     """Shows every dispatched operator to a recorder, before and after it runs."""
 
     def __init__(self, recorder: Recorder) -> None:

@@ -84,7 +84,7 @@ class Contents:
                 dtype=dtype,
                 shape=shape,
                 nbytes=nbytes,
-                fetch=lambda: memoryview(data),
+                fetch=lambda: data.data,
                 done=_nothing,
             )
         )
@@ -103,7 +103,7 @@ class Contents:
 
 
 class HostBytes:
-    """A content's bytes in host memory for the length of a `with`: address, and the array if they were copied.
+    """A content's bytes in host memory during a `with`: their address, and the array if they were copied.
 
     No operator is dispatched, so neither autograd nor any mode notices.
     """

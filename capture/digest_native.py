@@ -67,7 +67,7 @@ def load() -> ctypes.CDLL | None:
 def walk(
     library: ctypes.CDLL, address: int, count: int, kind: int, table: npt.NDArray[np.float64] | None
 ) -> Sums:
-    """Sums over `count` elements at `address`; `kind` indexes digest.KINDS, `table` serves eight-bit types."""
+    """Sums over `count` elements at `address`; `kind` indexes KINDS, `table` serves eight-bit types."""
     result = _Result()
     status = library.digest_run(
         address, count, kind, 0, None if table is None else table.ctypes.data, ctypes.addressof(result)

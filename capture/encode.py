@@ -57,7 +57,7 @@ def _split(path: str, name: str, value: Any, visit: Visit, attrs: dict[str, Any]
 
 
 def visit_tensors(value: Any, visit: Visit, path: str = "") -> None:
-    """Give every tensor in nested tuples, lists, dicts and dataclasses to `visit`, "0" being a bare tensor's path."""
+    """Give every tensor in nested tuples, lists, dicts and dataclasses to `visit`; a bare tensor's path is "0"."""
     if isinstance(value, torch.Tensor):
         visit(path or "0", value)
     elif isinstance(value, dict):
@@ -93,12 +93,8 @@ def plain(value: Any) -> Any:
     return {"object": type(value).__name__}
 
 
-_TAGGED = (
-    (torch.dtype, "dtype"),
-    (torch.device, "device"),
-    (torch.layout, "layout"),
-    (torch.memory_format, "memory_format"),
-)
+_NAMED = (("dtype", torch.dtype), ("layout", torch.layout), ("memory_format", torch.memory_format))
+_TAGGED = (*((kind, tag) for tag, kind in _NAMED), (torch.device, "device"))
 
 
 def unplain(value: Any) -> Any:
@@ -121,9 +117,7 @@ def unplain(value: Any) -> Any:
     if tag == "device":
         return torch.device(text)
     if tag in ("dtype", "layout", "memory_format"):
-        found = getattr(torch, text, None)
-        if isinstance(
-            found, dict(dtype=torch.dtype, layout=torch.layout, memory_format=torch.memory_format)[tag]
-        ):
+        found = getattr(torch, str(text), None)
+        if isinstance(found, dict(_NAMED)[tag]):
             return found
     raise ValueError(f"argument {value} cannot be rebuilt from a capture")

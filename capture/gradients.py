@@ -49,7 +49,8 @@ class GradientWatch:
         """Put the hooks on; `inputs` as they were when the call began."""
         for name, tensor in outputs:
             if tensor.requires_grad:
-                self._handles.append(tensor.register_hook(self._upstream_hook(name)))
+                register: Any = tensor.register_hook
+                self._handles.append(register(self._upstream_hook(name)))
         targets: dict[tuple[int, int], _Target] = {}
         keep: list[Any] = []
         for name, tensor in (*inputs, *params):
@@ -89,7 +90,9 @@ class GradientWatch:
     def _leaving(
         self, roots: list[Any], targets: dict[tuple[int, int], _Target]
     ) -> list[tuple[Any, int, _Target]]:
-        found, seen, waiting = [], set(), list(roots)
+        found: list[tuple[Any, int, _Target]] = []
+        seen: set[Any] = set()
+        waiting = list(roots)
         starts = {node for node, _ in targets}
         while waiting:
             node = waiting.pop()

@@ -39,7 +39,7 @@ class StorageEntry:
 
     def __init__(self, number: int, storage: torch.UntypedStorage) -> None:
         self.number = number
-        self.ref = StorageWeakRef(storage)
+        self.ref = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         self.address = storage.data_ptr()
         self.nbytes = storage.nbytes()
         self.epoch = 0
@@ -90,7 +90,7 @@ class Storages:
 
 
 def place_of(tensor: torch.Tensor, dtype: str) -> Place:
-    """Where a tensor lies in its storage; equal for all tensors that show the same elements in memory order."""
+    """Where a tensor lies in its storage; equal for tensors that show the same elements in memory order."""
     offset = tensor.storage_offset()
     if tensor.is_contiguous():
         return (offset, tensor.numel(), dtype)

@@ -15,11 +15,11 @@ from bridge.capture.recorder import Recorder
 
 
 class LaunchHooks:
-    """Wraps `run` of Triton's launchers, from `install` to `remove`; without Triton there is nothing to wrap."""
+    """Wraps `run` of Triton's launchers, from `install` to `remove`; without Triton there are none."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._wrapped: list[tuple[type, Any]] = []
+        self._wrapped: list[tuple[Any, Any]] = []
 
     def install(self) -> None:
         """Begin to watch. Triton is not imported: a run that uses it has done so."""

@@ -50,7 +50,7 @@ def read_rank(root: Path, folder: Path, *, rank: int, listed: RankFiles | None) 
         inside = name.removeprefix(f"{folder.name}/")
         if not RANK_FILE.fullmatch(inside) or not (folder / inside).is_file():
             raise CorruptCaptureError(f"{root / name} is listed in the manifest but missing; capture again")
-    # A hundred thousand calls are millions of objects, none of them garbage: looking for cycles doubles the time.
+    # A hundred thousand calls are millions of objects, none of them garbage: the collector doubles the time.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -65,7 +65,8 @@ def read_rank(root: Path, folder: Path, *, rank: int, listed: RankFiles | None) 
         found.problems.append(f"rank {rank} did not finish: {len(found.calls)} calls were written")
     elif listed.calls != len(found.calls):
         raise CorruptCaptureError(
-            f"{folder / 'calls.jsonl'} has {len(found.calls)} calls, the manifest says {listed.calls}; capture again"
+            f"{folder / 'calls.jsonl'} has {len(found.calls)} calls, the manifest says {listed.calls}; "
+            "capture again"
         )
     return found
 
@@ -139,8 +140,8 @@ def _join(calls: list[Call], contents: list[ContentLine], folder: Path) -> None:
                         force_setattr(record, "blob", blob_of[number])
                 if len(record.shape) > _MAX_DIMS or (record.stride and not _sane(record)):
                     raise CorruptCaptureError(
-                        f"{folder / 'calls.jsonl'}: call {call.key[:80]!r} has a tensor {record.name[:40]!r} with an impossible "
-                        "shape or stride; capture again"
+                        f"{folder / 'calls.jsonl'}: call {call.key[:80]!r} has a tensor {record.name[:40]!r} "
+                        "with an impossible shape or stride; capture again"
                     )
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from bridge.capture.encode import plain, split_arguments, visit_tensors
 from bridge.capture.gradients import GradientWatch
-from bridge.capture.phase import Frame
+from bridge.capture.phase import Frame, current_node
 from bridge.capture.record import Call, TensorRecord
 from bridge.capture.recorder import Recorder
 
@@ -77,7 +77,7 @@ class ModuleHooks:
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder = self._recorder
         fqn, kind = self._names[module], class_name(module)
-        in_backward = torch._C._current_autograd_node() is not None
+        in_backward = current_node() is not None
         index = recorder.next_index()
         recorder.stage.enter(Frame(module, fqn, kind, index, in_backward))
         phase, _ = recorder.stage.now()
@@ -229,8 +229,8 @@ def own_tensors(module: nn.Module, *, recurse: bool) -> list[tuple[str, torch.Te
     found: list[tuple[str, torch.Tensor]] = []
     for name, tensor in module.named_parameters(recurse=recurse):
         found.append((clean_name(name), tensor))
-    for name, tensor in module.named_buffers(recurse=recurse):
-        found.append((clean_name(name), tensor))
+    for name, buffer in module.named_buffers(recurse=recurse):
+        found.append((clean_name(name), buffer))
     return found
 
 

@@ -90,7 +90,7 @@ class Observer:
             dtype=dtype,
             shape=tuple(tensor.shape),
             stride=tensor.stride(),
-            offset=tensor.storage_offset(),
+            offset=int(tensor.storage_offset()),
             device=device,
             requires_grad=tensor.requires_grad,
             storage=entry.number,

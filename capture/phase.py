@@ -18,6 +18,11 @@ from bridge.capture.record import Phase
 _NO_SEQUENCE = (1 << 64) - 1
 
 
+def current_node() -> Any:
+    """The autograd node that is running on this thread, or None."""
+    return torch._C._current_autograd_node()
+
+
 @dataclass(slots=True)
 class Origin:
     """The forward operator that made an autograd node."""
@@ -52,7 +57,7 @@ class Stage:
 
     def now(self) -> tuple[Phase, Any]:
         """The phase, and the autograd node that is running, if one is."""
-        node = torch._C._current_autograd_node()
+        node = current_node()
         if node is not None:
             if self._recomputing():
                 return "recompute", node
@@ -100,5 +105,5 @@ class Stage:
             return True
         if not torch.is_grad_enabled():
             return False
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         return hooks is not None and "_recomputation_hook" in getattr(hooks[0], "__qualname__", "")

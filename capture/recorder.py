@@ -11,7 +11,7 @@ import torch
 from bridge.capture.contents import Contents
 from bridge.capture.encode import split_arguments, visit_tensors
 from bridge.capture.observe import Observer
-from bridge.capture.phase import Stage
+from bridge.capture.phase import Stage, current_node
 from bridge.capture.record import Call, Phase, TensorRecord
 from bridge.capture.schema import OpInfo, op_info
 from bridge.capture.select import Matcher
@@ -75,7 +75,7 @@ class Recorder:
         """Record the inputs of an operator that is about to run; None when it makes no call."""
         info = op_info(func)
         if info.silent:
-            if torch.is_grad_enabled() and torch._C._current_autograd_node() is None:
+            if torch.is_grad_enabled() and current_node() is None:
                 self.stage.note_origin(None, source_line())
             return None
         return self._begin(info, args, kwargs)

@@ -36,7 +36,7 @@ class BlobLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def blob_name(data: Buffer, *, dtype: str, shape: Sequence[int]) -> str:
-    """Content hash of a blob, 32 hex digits; type and shape count, so that equal bytes of two types differ."""
+    """Content hash of a blob, 32 hex digits; equal bytes of another type or shape are another blob."""
     state = xxhash.xxh3_128(f"{dtype} {','.join(map(str, shape))}\n".encode())
     state.update(data)
     return state.hexdigest()

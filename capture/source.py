@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 
 import torch
 
@@ -16,7 +16,7 @@ _LINES: dict[tuple[CodeType, int], str] = {}
 
 def source_line() -> str | None:
     """ "model.py:123 in forward", with one folder of the path before it."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         outside = _OUTSIDE.get(code)
@@ -26,8 +26,6 @@ def source_line() -> str | None:
         if outside:
             place = (code, frame.f_lineno)
             return _LINES.get(place) or _line(place)
-        if frame.f_back is None:
-            return None
         frame = frame.f_back
     return None
 

@@ -38,7 +38,7 @@ class StepSession:
         )
         self._modules = ModuleHooks(self.recorder, parts)
         self._launches = LaunchHooks(self.recorder)
-        self._mode = StepMode(self.recorder)
+        self._mode: Any = StepMode(self.recorder)
         self._handles: list[Any] = []
         self.interrupted = False
         self.seconds = 0.0
@@ -85,7 +85,6 @@ class StepSession:
 
 def warm_up(parts: list[nn.Module]) -> None:
     """Do before the step what would otherwise be done in it: imports and compilation."""
-    from bridge.capture._debugmode import StepMode as _
 
     StepMode(None)  # type: ignore[arg-type]
     walker_name()

@@ -75,7 +75,7 @@ class Capture:
         return tuple(dict.fromkeys(found))
 
     def find(self, pattern: str) -> list[Call]:
-        """Calls that a glob names by key, operator ("aten::mm.default", "aten::mm", "mm"), kernel, FQN or class.
+        """Calls that a glob names by key, operator ("aten::mm.default", "mm"), kernel, FQN or class.
 
         An FQN or class names the module calls, not the operators inside them.
         """
@@ -106,7 +106,7 @@ class Capture:
         return rebuild([record], self.blob)[0]
 
     def tensors(self, call: Call) -> dict[str, torch.Tensor]:
-        """A call's stored tensors by "inputs/0", "params/weight", "outputs/0", "grad_outputs/0", "grad_inputs/0".
+        """A call's stored tensors: "inputs/0", "params/weight", "outputs/0", "grad_outputs/0", "grad_inputs/0".
 
         Tensors that shared memory do so again. Those of which only a digest was kept are left out.
         """
@@ -128,8 +128,8 @@ class Capture:
         """
         if record.blob is None:
             raise CaptureError(
-                f"{self.path}: of tensor {record.name!r} ({record.dtype}{list(record.shape)}) only a digest was kept; "
-                "capture again with --ops naming the call, or --tensors all"
+                f"{self.path}: of tensor {record.name!r} ({record.dtype}{list(record.shape)}) only a digest was "
+                "kept; capture again with --ops naming the call"
             )
         line, data = self._blobs.read(record.blob)
         _check_fits(record, line, self.path)
@@ -186,6 +186,6 @@ def _check_fits(record: TensorRecord, line: BlobLine, path: Path) -> None:
         have *= size
     if line.dtype != record.dtype or wanted != have:
         raise CorruptCaptureError(
-            f"{path}: tensor {record.name!r} is {record.dtype} with {wanted} distinct elements, but its blob {line.blob} "
-            f"in {line.file} is {line.dtype} with {have}; capture again"
+            f"{path}: tensor {record.name!r} is {record.dtype} with {wanted} distinct elements, but its blob "
+            f"{line.blob} in {line.file} is {line.dtype} with {have}; capture again"
         )
