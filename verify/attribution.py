@@ -21,19 +21,27 @@ from bridge.verify.columns import (
     Columns,
     Floats,
     Ints,
+    short_op,
     take,
 )
 from bridge.verify.diff_document import ORIGINS, Basis, Origin
 from bridge.verify.divergence import Divergence, execution_order
-from bridge.verify.floors import EPS, FUSED_ULPS, short_op
+from bridge.verify.floors import EPS, FUSED_ULPS
 
 #: Tiers of evidence. 0: inputs agree and outputs do not (or the calls are told to do different things);
 #: 1: told to do different things, but the inputs differ as well; 2: the difference entered from outside
 #: the step; 3: outputs differ far more than inputs (heuristic).
 SURE, TOLD, ENTERED, LIKELY = range(4)
 
+#: A call whose inputs differ is accused from digests only when its outputs differ this many times more than
+#: its inputs do or, rounding propagated, may do.
+GAIN = 32.0
+
 #: When more than this share of a step's float inputs differ at entry, they come from earlier steps.
 MOSTLY = 0.5
+
+#: Per pair, the scalar arguments and flags that differ: name -> (in A, in B).
+Arguments = dict[int, dict[str, tuple[str, str]]]
 
 _RANDOM = re.compile(r"(dropout|bernoulli|rand|normal_|uniform_|exponential_|multinomial|philox)")
 _MODULE = KINDS.index("module")
@@ -65,7 +73,7 @@ class Attributions:
     entered_worst: float  #: largest relative difference among them
     entered: tuple[str, ...] = ()  #: their names, worst first
     batch_differs: bool = False
-    arguments: dict[int, dict[str, tuple[str, str]]] = field(default_factory=dict)
+    arguments: Arguments = field(default_factory=dict)
 
 
 def attribute(a: Columns, b: Columns, divergence: Divergence) -> Attributions:
@@ -73,17 +81,18 @@ def attribute(a: Columns, b: Columns, divergence: Divergence) -> Attributions:
     alignment = divergence.alignment
     place_b = _places(b)
     arguments = _arguments(a, b, divergence)
+    level = _levels(b, divergence)
     partner_b = np.full(len(b), -1, np.int64)
     partner_b[alignment.b] = np.arange(len(alignment))
     findings = [
-        *_born(a, b, divergence, place_b, arguments),
+        *_born(a, b, divergence, place_b, arguments, level),
         *_told(a, b, divergence, place_b, arguments),
         *_gateways(a, b, divergence, place_b, partner_b),
     ]
     entered, share, worst, names, batch = _entered(a, b, divergence, place_b)
     findings = _without_outer(a, b, divergence, [*findings, *entered])
     findings.sort(key=lambda finding: (finding.tier, finding.place))
-    origin, tainted = _origins(b, divergence, findings, place_b, partner_b)
+    origin, tainted = _origins(b, divergence, findings, place_b, partner_b, level)
     return Attributions(
         findings=tuple(findings),
         origin=origin,
@@ -121,10 +130,10 @@ def argument_differences(a: Call, b: Call) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _arguments(a: Columns, b: Columns, divergence: Divergence) -> dict[int, dict[str, tuple[str, str]]]:
+def _arguments(a: Columns, b: Columns, divergence: Divergence) -> Arguments:
     alignment = divergence.alignment
     calls_a, calls_b = a.calls, b.calls
-    found = {}
+    found: Arguments = {}
     for pair, (at_a, at_b) in enumerate(zip(alignment.a.tolist(), alignment.b.tolist(), strict=True)):
         left, right = calls_a[at_a], calls_b[at_b]
         if left.attrs != right.attrs or left.flags != right.flags:
@@ -142,40 +151,74 @@ def _said(differences: dict[str, tuple[str, str]]) -> str:
     return ", ".join(f"{name} is {left} in A and {right} in B" for name, (left, right) in differences.items())
 
 
+def _levels(b: Columns, divergence: Divergence) -> Floats:
+    """Per pair: how far its inputs may differ by rounding alone, propagated along producers.
+
+    Digests see a difference only in part, so a call that reads bfloat16 roundings is not accused for
+    showing them in float32.
+    """
+    alignment = divergence.alignment
+    carried = np.zeros(len(b))
+    inside = np.zeros(len(alignment))
+    pair_of = np.full(len(b), -1, np.int64)
+    pair_of[alignment.b] = np.arange(len(alignment))
+    differs = np.ones(len(b), bool)
+    differs[alignment.b] = ~(divergence.out_equal & divergence.in_equal)
+    start, producer = b.reads.start, b.reads.producer
+    order = np.lexsort((b.rank, b.index, b.step))
+    noise, out = divergence.noise, divergence.out_difference
+    for call in order[differs[order]].tolist():
+        made = producer[start[call] : start[call + 1]]
+        made = made[made >= 0]
+        reach = float(carried[made].max()) if len(made) else 0.0
+        pair = int(pair_of[call])
+        if pair >= 0:
+            inside[pair] = reach
+            own = max(noise[pair], 0.0 if np.isnan(out[pair]) else min(out[pair], 1.0))
+            reach = 0.0 if divergence.out_equal[pair] else max(reach, own)
+        carried[call] = reach
+    return inside
+
+
+def _likely(divergence: Divergence, level: Floats) -> Bools:
+    """Pairs whose outputs differ far more than their unequal inputs can."""
+    with np.errstate(invalid="ignore"):
+        inputs = np.fmax(divergence.in_difference, level)
+        return np.asarray(
+            ~divergence.in_equal & (divergence.out_difference > GAIN * (divergence.noise + inputs))
+        )
+
+
 def _born(
-    a: Columns,
-    b: Columns,
-    divergence: Divergence,
-    place_b: Floats,
-    arguments: dict[int, dict[str, tuple[str, str]]],
+    a: Columns, b: Columns, divergence: Divergence, place_b: Floats, arguments: Arguments, level: Floats
 ) -> list[Finding]:
     alignment = divergence.alignment
     found = []
-    for pair in np.flatnonzero(divergence.born()).tolist():
+    born = divergence.born()
+    for pair in np.flatnonzero(born | _likely(divergence, level)).tolist():
         at_a, at_b = int(alignment.a[pair]), int(alignment.b[pair])
         call_a, call_b = a.calls[at_a], b.calls[at_b]
-        sure = bool(divergence.in_equal[pair])
-        excess, floor = float(divergence.excess[pair]), float(divergence.noise[pair])
+        sure = bool(born[pair])
+        size, floor = float(divergence.out_difference[pair]), float(divergence.noise[pair])
         part = "outputs"
-        if sure and not excess > floor:
-            excess, part = float(divergence.backward[pair]), "gradients"
-        amount = f"{part} differ by {excess:.2g} of their largest magnitude, rounding explains {floor:.2g}"
+        if sure and not size > floor and not divergence.biased[pair]:
+            size, part = float(divergence.backward[pair]), "gradients"
+        amount = f"{part} differ by {size:.2g} of their largest magnitude, rounding explains {floor:.2g}"
+        if sure and divergence.biased[pair] and not size > floor:
+            amount = f"{part} are shifted as a whole: less than rounding may be, but not as rounding is"
         origin: Origin = "born"
         if pair in arguments:
             reason = f"{_said(arguments[pair])}; {amount}"
         elif sure and _draws(call_b):
             origin = "nondeterministic"
-            reason = (
-                f"{short_op(call_b.op)} draws random numbers and the two runs drew different ones; {amount}"
-            )
+            reason = f"{short_op(call_b.op)} draws random numbers and the runs drew different ones; {amount}"
         elif sure and call_a.op != call_b.op:
-            inputs = "of equal inputs"
-            reason = f"{call_b.op} in place of {call_a.op} makes other {part} {inputs}: {amount}"
+            reason = f"{call_b.op} in place of {call_a.op} makes something else of equal inputs: {amount}"
         elif sure:
             reason = f"inputs are bit-equal; {amount}"
         else:
-            inputs = float(np.nan_to_num(divergence.in_difference[pair]))
-            reason = f"{amount}, while inputs differ by {inputs:.2g} (digests only: a heuristic)"
+            inputs = float(np.fmax(divergence.in_difference[pair], level[pair]))
+            reason = f"{amount}, while inputs differ by at most {inputs:.2g} (digests only: a heuristic)"
         found.append(
             Finding(
                 tier=SURE if sure else LIKELY,
@@ -194,7 +237,7 @@ def _told(
     b: Columns,
     divergence: Divergence,
     place_b: Floats,
-    arguments: dict[int, dict[str, tuple[str, str]]],
+    arguments: Arguments,
 ) -> list[Finding]:
     """Calls that were given other arguments, or another dtype, and made something else of it."""
     alignment = divergence.alignment
@@ -257,20 +300,21 @@ def _gateways(
         pair = int(reads.pair[row])
         reader = b.calls[int(alignment.b[pair])]
         left, right = int(made_a[row]), int(made_b[row])
-        place = float(place_b[right])
-        if pair_b[row] == -1 and _clean(b, right, known_a):
-            call = b.calls[right]
+        first_b = _first_alone(b, right, partner_b, known_a) if pair_b[row] == -1 else -1
+        first_a = _first_alone(a, left, partner_a, known_b) if pair_a[row] == -1 else -1
+        if first_b >= 0:
+            right, call = first_b, b.calls[first_b]
             finding = Finding(
                 tier=SURE,
-                place=place,
+                place=float(place_b[right]),
                 origin="born",
                 basis="structure",
                 reason=f"B runs {call.op} here, which A does not, and {reader.key} reads what it makes",
                 only_b=right,
             )
             found.setdefault(("b", right), finding)
-        elif pair_a[row] == -1 and _clean(a, left, known_b):
-            call = a.calls[left]
+        elif first_a >= 0:
+            left, call = first_a, a.calls[first_a]
             finding = Finding(
                 tier=SURE,
                 place=float(place_b[int(alignment.b[pair])]) - 0.5,
@@ -301,17 +345,32 @@ def _beyond_rounding(a: Columns, b: Columns, divergence: Divergence) -> Bools:
     eps = np.array([EPS.get(str(pool[number]), 0.0) for number in a.reads.dtype[reads.a].tolist()])
     other = a.reads.dtype[reads.a] != b.reads.dtype[reads.b]
     with np.errstate(invalid="ignore"):
-        return np.asarray(reads.comparable & ~reads.equal & ((reads.excess > FUSED_ULPS * eps) | other))
+        return np.asarray(reads.comparable & ~reads.equal & ((reads.difference > FUSED_ULPS * eps) | other))
 
 
 def _known_contents(columns: Columns) -> set[int]:
     return {*columns.reads.hash.tolist(), *columns.writes.hash.tolist()} - {0}
 
 
-def _clean(columns: Columns, call: int, known: set[int]) -> bool:
-    """Everything the call reads exists in the other run as well, bit for bit."""
-    rows = take(columns.reads, call)
-    return len(rows) > 0 and all(int(columns.reads.hash[row]) in known for row in rows)
+def _first_alone(columns: Columns, call: int, partner: Ints, known: set[int]) -> int:
+    """The earliest call without partner that `call` descends from; -1 unless all that they read is known.
+
+    Known are contents that the other run has as well, bit for bit: then the difference was made in between.
+    """
+    first, todo, seen = call, [call], {call}
+    while todo:
+        at = todo.pop()
+        for row in take(columns.reads, at):
+            made = int(columns.reads.producer[row])
+            if int(columns.reads.hash[row]) in known:
+                continue
+            if made < 0 or partner[made] >= 0:
+                return -1
+            if made not in seen:
+                seen.add(made)
+                todo.append(made)
+                first = min(first, made)
+    return first
 
 
 def _entered(
@@ -336,7 +395,7 @@ def _entered(
             continue
         total.add(content)
         if not reads.equal[row]:
-            size = float(reads.excess[row]) if np.isfinite(reads.excess[row]) else float("inf")
+            size = float(reads.difference[row]) if np.isfinite(reads.difference[row]) else float("inf")
             known = seen.get(content)
             module = b.kind[alignment.b[reads.pair[row]]] == _MODULE
             if known is None or (module and b.kind[alignment.b[reads.pair[known[1]]]] != _MODULE):
@@ -406,7 +465,12 @@ def _without_outer(a: Columns, b: Columns, divergence: Divergence, findings: lis
 
 
 def _origins(
-    b: Columns, divergence: Divergence, findings: list[Finding], place_b: Floats, partner_b: Ints
+    b: Columns,
+    divergence: Divergence,
+    findings: list[Finding],
+    place_b: Floats,
+    partner_b: Ints,
+    level: Floats,
 ) -> tuple[Ints, Bools]:
     """Origin per pair, and which pairs descend from a finding (along producers, in execution order)."""
     alignment = divergence.alignment
@@ -436,7 +500,8 @@ def _origins(
         if own:
             origin[pair] = ORIGINS.index(named[pair].origin)
         elif not divergence.out_equal[pair] and (inherits or not divergence.in_equal[pair]):
-            grown = divergence.excess[pair] > 8 * divergence.in_difference[pair] + divergence.noise[pair]
+            inputs = np.fmax(divergence.in_difference[pair], level[pair])
+            grown = divergence.out_difference[pair] > 8 * inputs + divergence.noise[pair]
             origin[pair] = ORIGINS.index("amplified" if grown and not module[call] else "inherited")
     return origin, tainted
 

@@ -70,6 +70,7 @@ class Tensors:
     known: Bools  #: has a digest
     producer: Ints  #: position of the producing call; -1: from outside the step, or unknown
     stored: Bools
+    void: Bools  #: no content that matters: unwritten memory, or what the call overwrites unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,23 @@ class Columns:
 
     def text(self, number: int) -> str:
         return str(self.pool.items()[number])
+
+
+#: Ops that write their first argument without reading it.
+_OVERWRITES = dict.fromkeys(
+    """copy_ fill_ zero_ uniform_ normal_ bernoulli_ exponential_ random_ set_ resize_ _allgather_base_
+    all_gather_copy_in""".split(),
+    0,
+)
+
+
+def short_op(op: str) -> str:
+    """Give "mm" for "aten::mm.default" and for "mm"."""
+    return op.rsplit("::", 1)[-1].split(".", 1)[0]
+
+
+def _is_empty(op: str) -> bool:
+    return short_op(op).removeprefix("new_").startswith("empty")
 
 
 _EMPTY = Digest(
@@ -165,13 +183,34 @@ def _columns(calls: Sequence[Call], pool: Pool) -> Columns:
         index=index,
         signature=pool.numbers(zip(shapes, dtypes, strict=True)),
         shapes=pool.numbers(shapes),
-        reads=_tensors(reads, read_roles, kind, INPUT, rank, step, index, pool),
-        writes=_tensors(writes, write_roles, kind, OUTPUT, rank, step, index, pool),
+        reads=_tensors(
+            reads,
+            [_OVERWRITES.get(short_op(call.op), -1) for call in calls],
+            read_roles,
+            kind,
+            INPUT,
+            rank,
+            step,
+            index,
+            pool,
+        ),
+        writes=_tensors(
+            writes,
+            [0 if _is_empty(call.op) else -1 for call in calls],
+            write_roles,
+            kind,
+            OUTPUT,
+            rank,
+            step,
+            index,
+            pool,
+        ),
     )
 
 
 def _tensors(
     lists: list[tuple[TensorRecord, ...]],
+    voids: list[int],
     module_roles: list[tuple[int, ...]],
     kind: Ints,
     default_role: int,
@@ -210,6 +249,8 @@ def _tensors(
         known=known,
         producer=_positions(producers, call, rank, step, index),
         stored=np.array([record.blob is not None for record in flat], bool),
+        void=(np.arange(len(flat)) - start[call] == np.array(voids, np.int64)[call])
+        | np.array([record.name == "out" for record in flat], bool),
     )
 
 

@@ -13,7 +13,7 @@ from bridge.environment import package_versions
 from bridge.errors import CaptureError
 from bridge.verify import floors
 from bridge.verify.align import Alignment, align, read_overrides
-from bridge.verify.attribution import Attributions, attribute
+from bridge.verify.attribution import GAIN, Attributions, attribute
 from bridge.verify.columns import Columns, Pool, columns
 from bridge.verify.details import call_detail, interesting_rows
 from bridge.verify.diff_document import (
@@ -29,7 +29,7 @@ from bridge.verify.diff_document import (
     Suspect,
 )
 from bridge.verify.diff_table import Rows, call_table, rows_of
-from bridge.verify.divergence import GAIN, Divergence, diverge
+from bridge.verify.divergence import STANDARD_ERRORS, Divergence, diverge
 from bridge.verify.nonfinite import first_nonfinite
 from bridge.verify.runs import Run, load_run, mismatches, refuse, side_of
 from bridge.verify.titanlog import as_log
@@ -112,6 +112,7 @@ def diff_captures(
             "bias_ulps": floors.BIAS_ULPS,
             "compute_ulps": floors.COMPUTE_ULPS,
             "gain": GAIN,
+            "standard_errors": STANDARD_ERRORS,
         },
         command=tuple(command),
         versions=package_versions(),

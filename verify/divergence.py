@@ -1,8 +1,8 @@
-"""How much paired calls differ, from digests alone, and where a difference can have come from.
+"""How much paired calls differ, from digests alone.
 
 A digest bounds a difference from below: |max a - max b|, |rms a - rms b| and |mean a - mean b| are at most
-max|a - b|. A sum also tells noise from bias: unbiased noise of relative size d moves the sum of n elements by
-about d * sqrt(n), a bias by d * n. What legal rounding may do (`noise`) is taken off before a call is accused.
+max|a - b|. Sums also tell noise from bias: unbiased rounding of n elements moves a sum by about sqrt(n)
+times its size, a bias by n times. Rounding may be as large as the noise floor, but it is not biased.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from bridge.verify.columns import (
 from bridge.verify.diff_document import MATCH_KINDS
 from bridge.verify.floors import EPS, noise_floors
 
-#: A call whose inputs differ is accused from digests only when its outputs differ this many times more.
-GAIN = 32.0
+#: Standard errors by which a mean must be shifted to count as biased.
+STANDARD_ERRORS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,7 @@ class TensorPairs:
     equal: Bools  #: hashes equal
     comparable: Bools
     difference: Floats  #: relative to the largest magnitude; 0 where equal, NaN where unknown
-    excess: (
-        Floats  #: the same after what unbiased noise and legal bias explain; what is compared with the floor
-    )
+    biased: Bools  #: a mean shift that unbiased rounding cannot have
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +59,15 @@ class Divergence:
     out_difference: Floats
     in_equal: Bools  #: everything read is bit-equal
     out_equal: Bools
-    excess: Floats  #: what remains of the output difference, to be held against `noise`
+    biased: Bools  #: an output is shifted as unbiased rounding cannot be
     noise: Floats
-    backward: Floats  #: module calls: excess of the gradients made; NaN elsewhere
+    backward: Floats  #: module calls: difference of the gradients made; NaN elsewhere
     backward_in: Floats  #: module calls: difference of the upstream gradients; NaN elsewhere
 
     def born(self) -> Bools:
-        """Pairs that make more difference than noise explains out of inputs that agree (or nearly)."""
+        """Pairs that make more difference than rounding explains out of bit-equal inputs."""
         with np.errstate(invalid="ignore"):
-            forward = self.excess > np.where(self.in_equal, 1.0, GAIN) * (
-                self.noise + np.where(self.in_equal, 0.0, np.nan_to_num(self.in_difference))
-            )
+            forward = self.in_equal & ((self.out_difference > self.noise) | self.biased)
             backward = (self.backward_in == 0) & self.in_equal & (self.backward > self.noise)
         return np.asarray(forward | backward)
 
@@ -100,7 +96,7 @@ def diverge(a: Columns, b: Columns, alignment: Alignment, *, precision: float = 
     forward_writes = writes.role == OUTPUT
     in_difference = _worst(reads, size, reads.difference, forward_reads)
     module = a.kind[alignment.a] == KINDS.index("module")
-    backward = _worst(writes, size, writes.excess, writes.role == GRAD_INPUT)
+    backward = _worst(writes, size, writes.difference, writes.role == GRAD_INPUT)
     backward_in = _worst(reads, size, reads.difference, reads.role == GRAD_OUTPUT)
     return Divergence(
         alignment=alignment,
@@ -110,7 +106,7 @@ def diverge(a: Columns, b: Columns, alignment: Alignment, *, precision: float = 
         out_difference=_worst(writes, size, writes.difference, forward_writes),
         in_equal=_all_equal(reads, size, forward_reads) & _nothing_unpaired(a, b, alignment, reads),
         out_equal=_all_equal(writes, size, np.ones(len(writes.pair), bool)),
-        excess=_worst(writes, size, writes.excess, forward_writes),
+        biased=_any(writes, size, writes.biased & forward_writes),
         noise=floor,
         backward=np.where(module, backward, np.nan),
         backward_in=np.where(module, backward_in, np.nan),
@@ -252,35 +248,34 @@ def _compare(
             np.abs(left.sum[rows_a] - right.sum[rows_b]), np.abs(left.abs_sum[rows_a] - right.abs_sum[rows_b])
         )
         bound = np.fmax(np.fmax(edges, level), shift / n) / scale
-        # A mean shift that legal rounding cannot have is accused in proportion to how many standard errors of
-        # one-ULP noise it is; `bias` is relative to the mean magnitude, since one ULP grows with its element.
         mean_magnitude = np.fmax(left.abs_sum[rows_a], right.abs_sum[rows_b]) / n
-        unexplained = (
-            np.maximum(shift / n - (bias[pair] + precision) * mean_magnitude, 0.0) * np.sqrt(n) / 8.0
-        )
-        excess = np.fmax(np.fmax(edges, level), unexplained) / scale
+        eps = np.fmax(eps_of[left.dtype[rows_a]], eps_of[right.dtype[rows_b]])
+        legal = bias[pair] + precision
+        # One ULP grows with its element, so a bias is relative to the mean magnitude; the standard error of
+        # the mean is that of roundings of one ULP (or of what the op may do), which legal kernels make.
+        error = np.fmax(eps / 2, legal) * rms_a / np.sqrt(n)
+        biased = (shift / n > legal * mean_magnitude) & (shift / n > STANDARD_ERRORS * error)
         moved = (
             comparable & ~equal & alike & (hash_a != 0) & (hash_b != 0) & (n > 1) & (edges == 0) & (rms_a > 0)
         )
         moved &= (level <= 1e-13 * rms_a) & (shift <= 1e-13 * left.abs_sum[rows_a])
     # Equal statistics with other bits: the same values in other places, unless it is below what sums resolve.
     moved &= (left.dtype[rows_a] == right.dtype[rows_b]) & (eps_of[left.dtype[rows_a]] * 1e-3 > 1e-13 * n)
-    excess = np.where(moved, np.fmax(excess, rms_a / scale), excess)
     bound = np.where(moved, np.fmax(bound, rms_a / scale), bound)
     with np.errstate(invalid="ignore", divide="ignore"):
         norm = np.abs(left.abs_sum[rows_a] - right.abs_sum[rows_b]) / np.fmax(left.abs_sum[rows_a], 1e-300)
-    bound, excess = np.where(norms_only, norm, bound), np.where(norms_only, norm, excess)
+    bound = np.where(norms_only, norm, bound)
     equal |= comparable & ((hash_a == 0) | (hash_b == 0)) & (bound <= precision) & (precision > 0)
     broken = (left.nonfinite[rows_a] > 0) != (right.nonfinite[rows_b] > 0)
-    excess, bound = (
-        np.where(broken & comparable, np.inf, excess),
-        np.where(broken & comparable, np.inf, bound),
-    )
-    smallest = np.fmax(eps_of[left.dtype[rows_a]], eps_of[right.dtype[rows_b]]) / 2 / np.sqrt(n)
+    bound = np.where(broken & comparable, np.inf, bound)
+    # What a call overwrites, and memory that nothing has written yet, is no content.
+    void = left.void[rows_a] & right.void[rows_b]
+    equal |= void
+    smallest = eps / 2 / np.sqrt(n)
     bound = np.where(
         (hash_a == 0) | (hash_b == 0) | ~alike, bound, np.fmax(bound, np.where(smallest > 0, smallest, 1 / n))
     )
-    unknown = ~comparable | np.isnan(bound)
+    unknown = (~comparable | np.isnan(bound)) & ~void
     return TensorPairs(
         pair=pair,
         a=rows_a,
@@ -289,7 +284,7 @@ def _compare(
         equal=equal,
         comparable=~unknown,
         difference=np.where(equal, 0.0, np.where(unknown, np.nan, bound)),
-        excess=np.where(equal, 0.0, np.where(unknown, np.nan, excess)),
+        biased=biased & comparable & ~equal & ~norms_only & (eps > 0),
     )
 
 
@@ -303,6 +298,12 @@ def _worst(pairs: TensorPairs, size: int, values: Floats, chosen: Bools) -> Floa
     use = chosen & ~np.isnan(values)
     np.maximum.at(worst, pairs.pair[use], values[use])
     return np.where(worst < 0, np.nan, worst)
+
+
+def _any(pairs: TensorPairs, size: int, chosen: Bools) -> Bools:
+    found = np.zeros(size, bool)
+    found[pairs.pair[chosen]] = True
+    return found
 
 
 def _all_equal(pairs: TensorPairs, size: int, chosen: Bools) -> Bools:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bridge.verify.columns import KINDS, OUTPUT, Columns, Floats, Ints
+from bridge.verify.columns import KINDS, OUTPUT, Columns, Floats, Ints, short_op
 
 #: One ULP relative to the bottom of its binade; dtypes that are not here hold exact values.
 EPS = {
@@ -59,11 +59,6 @@ _REDUCTION_OPS = frozenset(
     _foreach_norm _scaled_mm _grouped_mm cross_entropy_loss scatter_reduce slice_scatter index_reduce cumprod lerp
     """.split()
 )
-
-
-def short_op(op: str) -> str:
-    """Give "mm" for "aten::mm.default" and for "mm"."""
-    return op.rsplit("::", 1)[-1].split(".", 1)[0]
 
 
 def op_class(op: str, kind: str) -> int:

@@ -9,9 +9,8 @@ import numpy as np
 
 from bridge.capture.record import Call, Digest, TensorRecord
 from bridge.errors import CaptureError
-from bridge.verify.columns import Columns, Tensors
+from bridge.verify.columns import Columns, Tensors, short_op
 from bridge.verify.diff_document import NonFinite
-from bridge.verify.floors import short_op
 from bridge.verify.runs import Run
 
 MAX_ELEMENTS = 8

@@ -18,7 +18,7 @@ import msgspec
 from bridge.capture.record import Call, Digest, Phase, TensorRecord
 from bridge.capture.titan_log import is_titan_log, read_titan_log, titan_logs
 from bridge.errors import CaptureError
-from bridge.verify.floors import short_op
+from bridge.verify.columns import short_op
 
 #: The logger roots some module names at the model's class.
 _CLASS = re.compile(r"^[A-Z][A-Za-z0-9_]*(?:\.|$)")
