@@ -14,7 +14,7 @@ from bridge.verify.spec import KernelSpec
 #: Operators that move or make memory; a kernel's wrapper may use them, and they compute nothing.
 _HOUSEKEEPING = frozenset(
     "alias as_strided clone contiguous copy_ detach empty empty_like empty_strided expand fill_ full "
-    "full_like lift_fresh new_empty new_empty_strided new_zeros ones ones_like permute reshape select slice "
+    "full_like lift_fresh new_empty new_empty_strided new_zeros ones ones_like permute reshape select set_ slice "
     "squeeze sum t to _to_copy transpose unsqueeze view zero_ zeros zeros_like _unsafe_view".split()
 )
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -164,7 +165,8 @@ def _read(descriptor: int, timeout: float) -> Iterator[Event]:
             line = bytes(buffer[:end])
             del buffer[: end + 1]
             event = _DECODER.decode(line)
-            limit = timeout if isinstance(event, Started) else max(timeout, MIN_LOADING_SECONDS)
+            running = isinstance(event, Started) or event == Phase(name=PLANNING)
+            limit = timeout if running else max(timeout, MIN_LOADING_SECONDS)
             yield event
 
 
@@ -211,6 +213,8 @@ def _child(descriptor: int, trace: str) -> NoReturn:
     """Entry point of the child: a Job on stdin, events on `descriptor`, everything printed to stderr."""
     # What a kernel prints must not mix with a document that the parent writes to stdout.
     os.dup2(2, 1)
+    # Overflow and NaN are often the point of an input; the interpreter's numpy need not comment on them.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\.runtime\.interpreter")
     with Path(trace).open("w") as fault, os.fdopen(descriptor, "wb", buffering=0) as out:
         faulthandler.enable(fault)
 

@@ -216,6 +216,10 @@ class _Session:
             found = judge(self.spec, taken, constants=declared.constants, options=options)
         kernels = self._kernels(bound, found, options)
         left_out = list(bound.left_out)
+        if self.resume.unplanned:
+            left_out.append(
+                "tile edges, adversarial values and layouts: the kernel died while they were planned"
+            )
         if last < len(cases):
             left_out.append(f"{len(cases) - last} cases after the kernel had crashed on {len(lost)}")
         return assemble.assemble(

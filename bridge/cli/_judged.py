@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -91,7 +92,6 @@ class Progress:
 def publish(verdict: Verdict, options: dict[str, Any]) -> int:
     """Write the report, verdict.json and JUnit, print the table, and return the exit code."""
     from bridge import report as reports
-    from bridge.report.json import encode
 
     report: Path = options["report"]
     document = report.parent / "verdict.json"
@@ -101,15 +101,26 @@ def publish(verdict: Verdict, options: dict[str, Any]) -> int:
         from bridge.report.junit import write_junit
 
         write_junit(verdict, options["junit"])
+    try:
+        _print(verdict, report, document, options)
+    except BrokenPipeError:
+        # `bridge verify | head` must not turn a FAIL into success; the shell sees our exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return exit_code(verdict.verdict, strict=options["strict"])
+
+
+def _print(verdict: Verdict, report: Path, document: Path, options: dict[str, Any]) -> None:
+    from bridge import report as reports
+    from bridge.report.json import encode
+
     to_stderr = options["as_json"]
     context = click.get_current_context(silent=True)
     stream = sys.stderr if to_stderr else sys.stdout
     color = stream.isatty() if context is None or context.color is None else context.color
     click.echo(reports.render_text(verdict, color=color, verbose=options["verbose"]), err=to_stderr, nl=False)
     click.echo(f"\nreport   {report}\nverdict  {document}", err=to_stderr)
-    if options["as_json"]:
+    if to_stderr:
         click.echo(encode(verdict), nl=False)
-    return exit_code(verdict.verdict, strict=options["strict"])
 
 
 def exit_code(outcome: Outcome, *, strict: bool) -> int:
