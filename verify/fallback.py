@@ -14,14 +14,14 @@ from bridge.verify.spec import KernelSpec
 #: Operators that move or make memory; a kernel's wrapper may use them, and they compute nothing.
 _HOUSEKEEPING = frozenset(
     "alias as_strided clone contiguous copy_ detach empty empty_like empty_strided expand fill_ full "
-    "full_like lift_fresh new_empty new_empty_strided new_zeros ones ones_like permute reshape select set_ slice "
-    "squeeze sum t to _to_copy transpose unsqueeze view zero_ zeros zeros_like _unsafe_view".split()
+    "full_like lift_fresh new_empty new_empty_strided new_zeros ones ones_like permute reshape select set_ "
+    "slice squeeze sum t to _to_copy transpose unsqueeze view zero_ zeros zeros_like _unsafe_view".split()
 )
 
 
-class _Ops(TorchDispatchMode):
+class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.computed: dict[str, None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -121,7 +121,7 @@ class _Place:
         return Resume(lost=lost, last=last, unplanned=resume.unplanned)
 
 
-def _events(job: Job, timeout: float) -> Iterator[Event]:
+def _events(job: Job, timeout: float) -> Generator[Event, None, None]:
     """Start a child and yield what it says.
 
     Raises:

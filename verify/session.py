@@ -122,7 +122,7 @@ class _Announced(Sequence[Case]):
 
     def _settle(self, case: Case) -> None:
         """Find an illegal access on a GPU now, while it is known which case it belongs to."""
-        if not torch.cuda.is_initialized():
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return
         try:
             torch.cuda.synchronize()

@@ -95,7 +95,7 @@ def command(**options: Any) -> int:
     request.check()
     with Progress(options["report"]) as progress:
         if options["in_process"]:
-            from bridge.verify.api import execute
+            from bridge.verify.session import execute
 
             verdict = execute(request, emit=progress)
         else:
