@@ -25,6 +25,9 @@ from bridge.verify.diff_document import MATCH_KINDS, MatchKind
 #: Cells of one alignment table; above it only equal digests pair what is left in the group.
 MAX_CELLS = 20_000_000
 
+#: Calls at the end of a run without partner among which its boundary is looked for.
+MAX_RUN = 16
+
 _NUMBER = {name: number for number, name in enumerate(MATCH_KINDS)}
 _MODULE = KINDS.index("module")
 
@@ -323,14 +326,18 @@ def _at_boundary(pairing: _Pairing, group_a: Ints, group_b: Ints) -> None:
         run_b = runs_b.get(place)
         if run_b is None:
             continue
-        for last_b in reversed(run_b):
-            shape = b.shapes[last_b]
-            fits = [call for call in run_a if a.shapes[call] == shape != _no_shape(a)]
-            if fits:
-                kind: MatchKind = "renamed" if len(run_a) == len(run_b) == 1 else "module"
-                pairing.pair(np.array([fits[-1]]), np.array([last_b]), kind)
-                pairing.runs[fits[-1]] = (run_a, run_b)
-                break
+        # Nearest to the ends of both runs; a tie goes by shape, which does not depend on the side.
+        fits = [
+            (back_a + back_b, max(back_a, back_b), str(a.pool.items()[a.shapes[call_a]]), call_a, call_b)
+            for back_a, call_a in enumerate(reversed(run_a[-MAX_RUN:]))
+            for back_b, call_b in enumerate(reversed(run_b[-MAX_RUN:]))
+            if a.shapes[call_a] == b.shapes[call_b] != _no_shape(a)
+        ]
+        if fits:
+            *_, last_a, last_b = min(fits)
+            kind: MatchKind = "renamed" if len(run_a) == len(run_b) == 1 else "module"
+            pairing.pair(np.array([last_a]), np.array([last_b]), kind)
+            pairing.runs[last_a] = (run_a, run_b)
 
 
 def _no_shape(columns: Columns) -> int:
