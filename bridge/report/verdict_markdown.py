@@ -16,17 +16,20 @@ _RIGHT = frozenset(COLUMNS[1:5])
 def render(verdict: Verdict) -> str:
     """Return the verdict as Markdown."""
     view = build_view(verdict)
-    blocks = [
+    blocks = [*verdict_blocks(verdict), _limits(view), _all_cases(view), _provenance(view)]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def verdict_blocks(verdict: Verdict) -> list[str]:
+    """Return a verdict's answer, table, cause and failed checks, for a report that holds several."""
+    view = build_view(verdict)
+    return [
         f"### {mark(view.outcome)}: `{code(verdict.op)}`",
         escape(view.sentence),
         table(COLUMNS, (_cells(group) for group in view.groups), right=_RIGHT),
         _diagnosis(view),
         _checks(view),
-        _limits(view),
-        _all_cases(view),
-        _provenance(view),
     ]
-    return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def _cells(group: Group) -> list[str]:
@@ -37,17 +40,17 @@ def _cells(group: Group) -> list[str]:
 
 def _diagnosis(view: View) -> str:
     found = view.verdict.diagnosis
-    if found is None:
-        return ""
-    explained = (
-        f" (reproduces {percent(found.explained)} of the error)" if found.explained is not None else ""
-    )
-    lines = [f"**Cause:** {escape(found.cause)}{explained}"]
-    lines += [
-        f"{label}: {escape(text)}"
-        for label, text in (("Where", found.where), ("Evidence", found.evidence))
-        if text
-    ]
+    lines = []
+    if found is not None:
+        share = (
+            f" (reproduces {percent(found.explained)} of the error)" if found.explained is not None else ""
+        )
+        lines.append(f"**Cause:** {escape(found.cause)}{share}")
+        for label, text in (("Where", found.where), ("Evidence", found.evidence)):
+            if text:
+                lines.append(f"{label}: {escape(text)}")
+    if view.verdict.drawn:
+        lines.append(f"Never drawn by the spec's own samples: {escape('; '.join(view.verdict.drawn))}")
     return "  \n".join(lines)
 
 

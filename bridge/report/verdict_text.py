@@ -23,6 +23,15 @@ def render(verdict: Verdict, *, color: bool, width: int, verbose: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
+def verdict_lines(verdict: Verdict, like: Painter) -> list[str]:
+    """Return a verdict's answer, table and cause, for a report that holds several."""
+    view = build_view(verdict)
+    painter = _VerdictPainter(color=like.color, width=like.width)
+    lines = painter.headline(view.outcome, view.sentence, ())
+    lines += painter.table(view.groups, verbose=False)
+    return lines + painter.diagnosis(view)
+
+
 class _VerdictPainter(Painter):
     def table(self, groups: tuple[Group, ...], *, verbose: bool) -> list[str]:
         if not groups:
@@ -91,17 +100,21 @@ class _VerdictPainter(Painter):
 
     def diagnosis(self, view: View) -> list[str]:
         found = view.verdict.diagnosis
-        if found is None:
-            return []
-        explained = (
-            f" (explains {percent(found.explained)} of the error)" if found.explained is not None else ""
-        )
-        lines = self.wrap("Cause", found.cause + explained)
-        for label, text in (("Where", found.where), ("Evidence", found.evidence)):
-            if text:
-                lines += self.wrap(label, text)
-        if found.alternatives:
-            lines += self.wrap("Alternatives", "; ".join(found.alternatives))
+        lines: list[str] = []
+        if found is not None:
+            share = (
+                f" (explains {percent(found.explained)} of the error)" if found.explained is not None else ""
+            )
+            lines += self.wrap("Cause", found.cause + share)
+            for label, text in (
+                ("Where", found.where),
+                ("Evidence", found.evidence),
+                ("Alternatives", "; ".join(found.alternatives)),
+            ):
+                if text:
+                    lines += self.wrap(label, text)
+        if view.verdict.drawn:
+            lines += self.wrap("Never drawn", "; ".join(view.verdict.drawn))
         return lines
 
     def limits(self, view: View) -> list[str]:
