@@ -30,6 +30,8 @@ from bridge.verify.columns import (
 from bridge.verify.diff_document import MATCH_KINDS
 from bridge.verify.floors import EPS, noise_floors
 
+#: Relative difference of FP64 sums that another order of summation makes, generously.
+SAME_SUM = 1e-14
 #: Standard errors by which a mean must be shifted to count as biased.
 STANDARD_ERRORS = 8.0
 
@@ -258,9 +260,9 @@ def _compare(
         moved = (
             comparable & ~equal & alike & (hash_a != 0) & (hash_b != 0) & (n > 1) & (edges == 0) & (rms_a > 0)
         )
-        moved &= (level <= 1e-13 * rms_a) & (shift <= 1e-13 * left.abs_sum[rows_a])
+        moved &= (level <= SAME_SUM * rms_a) & (shift <= SAME_SUM * left.abs_sum[rows_a])
     # Equal statistics with other bits: the same values in other places, unless it is below what sums resolve.
-    moved &= (left.dtype[rows_a] == right.dtype[rows_b]) & (eps_of[left.dtype[rows_a]] * 1e-3 > 1e-13 * n)
+    moved &= (left.dtype[rows_a] == right.dtype[rows_b]) & (eps * 1e-2 / n > SAME_SUM)
     bound = np.where(moved, np.fmax(bound, rms_a / scale), bound)
     with np.errstate(invalid="ignore", divide="ignore"):
         norm = np.abs(left.abs_sum[rows_a] - right.abs_sum[rows_b]) / np.fmax(left.abs_sum[rows_a], 1e-300)

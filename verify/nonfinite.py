@@ -77,13 +77,18 @@ def _entered(columns: Columns, run: Run, what: str, order: Any) -> NonFinite | N
     reads: Tensors = columns.reads
     rows = np.flatnonzero((reads.nonfinite > 0) & (reads.producer < 0))
     first = int(columns.index[order[0]]) if len(order) else None
-    made = {int(value) for value in columns.writes.hash[columns.writes.nonfinite > 0]}
+    made: dict[int, int] = {}
+    for row in np.flatnonzero(columns.writes.nonfinite > 0).tolist():
+        maker = int(columns.index[columns.writes.call[row]])
+        content = int(columns.writes.hash[row])
+        made[content] = min(maker, made.get(content, maker))
     for row in rows[np.lexsort((columns.rank[reads.call[rows]], columns.index[reads.call[rows]]))].tolist():
         at = int(reads.call[row])
         call = columns.calls[at]
         record = (call.inputs + call.params + call.grad_outputs)[row - int(reads.start[at])]
         fresh = first is not None and int(columns.index[at]) > first
-        if not _has(record.digest, what) or int(reads.hash[row]) in made or fresh:
+        earlier = made.get(int(reads.hash[row]), call.index) < call.index
+        if not _has(record.digest, what) or earlier or fresh:
             continue
         return _describe(columns, run, call, record, entered=True, what=what, after=at)
     return None
