@@ -2,61 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
-from bridge.capture.steps import RunFacts, StepRecorder
+from bridge.capture.request import CaptureResult, Progress, Request, Say
 from bridge.capture.select import Selection
-from bridge.capture.window import TRIGGERS, Window, parse_window
-from bridge.config import BridgeConfig, TrainConfig, load_config, parse_size
-from bridge.errors import RunError, UsageError, near_misses
-
-if TYPE_CHECKING:
-    from bridge.capture.store import Capture
-
-Say = Callable[[str], None]
-#: Told each step that starts, and the last one wanted if that is known.
-Progress = Callable[[int, int | None], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureResult:
-    """What a captured run left; usable as a path."""
-
-    path: Path
-    step: int  #: the step whose tensors were kept
-    steps: tuple[int, ...]  #: every step with calls
-    calls: int
-    calls_with_tensors: int
-    stored_bytes: int
-    kernels: tuple[str, ...]  #: known kernels that occur in it
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-    dropped: int = 0
-    problems: tuple[str, ...] = ()
-    trigger: str | None = None  #: why a triggered capture was kept
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about one capture that the command line and `train.toml` can say, merged."""
-
-    window: Window
-    selection: Selection
-    ops: tuple[str, ...]
-    out: Path
-    force: bool = False
-    budget_bytes: int | None = None
-    trigger: str | None = None
-    stop: bool = True
+from bridge.capture.window import TRIGGERS, parse_window
+from bridge.config import BridgeConfig, TrainConfig, load_config
+from bridge.errors import UsageError
 
 
 def capture_run(
@@ -115,11 +71,11 @@ def capture_run(
         whole, step=step, out=out, ops=(*ops, *modules), tensors=tensors, phases=phases, ranks=ranks,
         budget_bytes=budget_bytes, force=force, on=on, stop=stop,
     )  # fmt: skip
-    from bridge.capture.session import Session
+    from bridge.capture.job import Job
 
-    session = Session(request, whole, say=say, progress=progress)
-    session.run(verbose=verbose)
-    return session.result()
+    job = Job(request, whole, say=say, progress=progress)
+    job.run(verbose=verbose)
+    return job.result()
 
 
 def _as_config(config: BridgeConfig | TrainConfig | Path | str, settings: Mapping[str, Any] | None) -> BridgeConfig:
@@ -128,8 +84,8 @@ def _as_config(config: BridgeConfig | TrainConfig | Path | str, settings: Mappin
     elif not isinstance(config, BridgeConfig):
         config = load_config(config)
     if settings:
-        train = msgspec.structs.replace(config.train, set={**config.train.set, **settings})
-        config = msgspec.structs.replace(config, train=train)
+        train = replace(config.train, set={**config.train.set, **settings})
+        config = replace(config, train=train)
     return config
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from bridge.capture.steps import RunFacts, StepRecorder
@@ -126,10 +126,7 @@ class _StepCounter:
             plain_backward(tensors, *args, **kwargs)
 
         torch.autograd.backward = noting_backward
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before_optimizer),
-            register_optimizer_step_post_hook(self._after_optimizer),
-        ]
+        self._handles = [register_optimizer_step_pre_hook(self._before_optimizer)]
         self._recorder.begins(1)
         if self._recorder.starts_at(1):
             # No optimizer has stepped yet, so the model is known only when it is first called.
@@ -151,11 +148,15 @@ class _StepCounter:
         self._begin(1, find_models(list(module.parameters())))
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
+            # On the instance: torch runs these after the global hooks, which the end of a recorded step
+            # may take away; a dictionary must not change while torch walks it.
+            self._handles.append(optimizer.register_step_post_hook(self._after_optimizer))
         if self._open is not None:
             self._grad_norm = _gradient_norm(optimizer)
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._optimizers.add(optimizer)
         if id(optimizer) in self._round:
             # One that stepped in the last round no longer does; this round had ended before.
             self._finish_round()

@@ -6,8 +6,8 @@ job file) are driven through the same five attributes of their trainers: `train_
 is set aside for the run (environment, the device module on a machine without an accelerator) is
 put back after it.
 
-During a captured run no checkpoint is written: the run may resume from the user's checkpoints, and
-must not overwrite or prune them.
+A run that ends with its captured step writes no checkpoint: it may resume from the user's, and must
+not overwrite or prune them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import logging
 import os
 import socket
 import sys
+import warnings
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -52,14 +53,17 @@ def titan_version() -> str:
         raise UsageError(f"this config needs torchtitan, which is not installed; {hint}") from None
 
 
-def run_titan(train: TrainConfig, recorder: StepRecorder, *, config_path: str | None, verbose: bool) -> None:
-    """Train until the recorder has what it wants, then stop.
+def run_titan(
+    train: TrainConfig, recorder: StepRecorder, *, config_path: str | None, verbose: bool = False, stop: bool = True
+) -> None:
+    """Train until the recorder has what it wants.
 
     Args:
         train: `module` + `config` (torchtitan 0.3) or `job` (torchtitan 0.2.x).
         recorder: Called around every step.
         config_path: Where the config came from, for messages and the manifest.
         verbose: Show torchtitan's own log on stderr.
+        stop: End the run then, and write no checkpoint at all; False leaves the run as it is.
 
     Raises:
         ConfigError: The config does not fit the installed torchtitan.
@@ -102,16 +106,16 @@ def run_titan(train: TrainConfig, recorder: StepRecorder, *, config_path: str | 
             seed=get_setting(config, "debug.seed", get_setting(config, "training.seed")),
             flags=notes,
         )
-        _drive(build, config, recorder, facts)
+        _drive(build, config, recorder, facts, stop=stop)
 
 
-def _drive(build: Any, config: Any, recorder: StepRecorder, facts: RunFacts) -> None:
+def _drive(build: Any, config: Any, recorder: StepRecorder, facts: RunFacts, *, stop: bool) -> None:
     """Build the trainer, wrap its step, train."""
     trainer = None
     started = torch.distributed.is_initialized()
     try:
         trainer = build(config)
-        _attach(trainer, recorder, facts)
+        _attach(trainer, recorder, facts, stop=stop)
         trainer.train()
     except _Finished:
         pass
@@ -131,7 +135,7 @@ def _drive(build: Any, config: Any, recorder: StepRecorder, facts: RunFacts) -> 
         raise StepNotReachedError(recorder.not_reached(getattr(trainer, "step", 0)))
 
 
-def _attach(trainer: Any, recorder: StepRecorder, facts: RunFacts) -> None:
+def _attach(trainer: Any, recorder: StepRecorder, facts: RunFacts, *, stop: bool) -> None:
     """Put the recorder around this trainer's steps; on the instance, so that no class changes."""
     train_step = trainer.train_step
     metrics = trainer.metrics_processor
@@ -140,7 +144,7 @@ def _attach(trainer: Any, recorder: StepRecorder, facts: RunFacts) -> None:
 
     def recorded_step(data_iterator: Any) -> None:
         recorder.run_step(trainer.step, lambda: train_step(data_iterator))
-        if recorder.finished:
+        if recorder.finished and stop:
             raise _Finished
 
     def recorded_log(step: int, loss: float, max_loss: float, grad_norm: float, **more: Any) -> None:
@@ -153,7 +157,8 @@ def _attach(trainer: Any, recorder: StepRecorder, facts: RunFacts) -> None:
     trainer.train_step = recorded_step
     metrics.log = recorded_log
     metrics.should_log = lambda step: recorder.wants_metrics(step) or should_log(step)
-    trainer.checkpointer.save = save
+    if stop:
+        trainer.checkpointer.save = save
 
 
 def _build_trainer(config: Any) -> Any:
@@ -381,7 +386,11 @@ def _missing_upstream() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logging(verbose: bool) -> Iterator[None]:
-    """torchtitan logs through the root logger; show it on stderr, warnings only unless verbose."""
+    """torchtitan logs through the root logger; show it on stderr, errors only unless verbose.
+
+    Warnings that torch and torchtitan raise about themselves are shown when verbose; others, such as an
+    operator that falls back to eager, always are.
+    """
     root = logging.getLogger()
     level = root.level
     handler = logging.StreamHandler(sys.stderr)
@@ -389,8 +398,19 @@ def _logging(verbose: bool) -> Iterator[None]:
     handler.setLevel(logging.INFO if verbose else logging.ERROR)
     root.addHandler(handler)
     root.setLevel(logging.INFO if verbose else level)
+    show = warnings.showwarning
+    plain = (UserWarning, FutureWarning, DeprecationWarning)
+
+    def show_others(message: Any, category: Any, filename: str, *rest: Any, **more: Any) -> None:
+        if category in plain and any(f"/{name}/" in filename for name in ("torch", "torchtitan", "torchdata")):
+            return
+        show(message, category, filename, *rest, **more)
+
+    if not verbose:
+        warnings.showwarning = show_others
     try:
         yield
     finally:
+        warnings.showwarning = show
         root.removeHandler(handler)
         root.setLevel(level)

@@ -50,6 +50,7 @@ def command(capture: Path, key: str | None, as_json: bool, limit: int) -> int:
 
 def describe(summary: CaptureSummary) -> list[str]:
     """The summary as lines of text."""
+    from bridge.capture.request import size
     from bridge.inspect_capture import TOP_OPS
 
     state = "complete" if summary.complete and not summary.missing else "INCOMPLETE"
@@ -92,7 +93,7 @@ def describe_call(call: Call) -> list[str]:
     lines = [f"{call.key}  #{call.index}  step {call.step}, rank {call.rank}, {call.phase}"]
     lines.append(f"  {call.kind:<10} {call.op}")
     facts = [
-        ("module", f"{call.module} ({call.module_class})" if call.module_class else call.module),
+        ("in", f"{call.module} ({call.module_class})" if call.module_class else call.module),
         ("source", call.source or ""),
         ("forward", "" if call.forward is None else f"#{call.forward}"),
         ("inside", "" if call.parent is None else f"#{call.parent}"),
@@ -131,16 +132,6 @@ def _tensor(record: TensorRecord) -> str:
         text += f"  {digest.hash}" if digest.hash else ""
     text += "  stored" if record.blob is not None else ""
     return text + (f"  from #{record.producer}" if record.producer is not None else "")
-
-
-def size(count: int) -> str:
-    """Bytes for a person: 1536 is "1.5 KiB"."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def _counts(counts: dict[str, int]) -> str:
