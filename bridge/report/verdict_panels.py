@@ -51,6 +51,7 @@ class Result:
 class Panel:
     """All results of one tensor, worst first."""
 
+    key: str  #: unique on the page
     tensor: str
     results: tuple[Result, ...]
 
@@ -71,7 +72,7 @@ class Panel:
         return bool(self.first.worst)
 
 
-def build_panels(groups: Iterable[Group], *, limit: int) -> tuple[tuple[Panel, ...], str]:
+def build_panels(groups: Iterable[Group], *, limit: int, prefix: str = "") -> tuple[tuple[Panel, ...], str]:
     """Return one panel per tensor and a sentence about what was left out to keep the page small.
 
     The worst case of every tensor comes first into the budget, then all others by rank.
@@ -79,6 +80,7 @@ def build_panels(groups: Iterable[Group], *, limit: int) -> tuple[tuple[Panel, .
     Args:
         groups: The results by tensor.
         limit: Cases shown per tensor at most.
+        prefix: Keeps the names of several verdicts on one page apart.
     """
     groups = tuple(groups)
     order = sorted(
@@ -100,15 +102,20 @@ def build_panels(groups: Iterable[Group], *, limit: int) -> tuple[tuple[Panel, .
         drawn.add((place, rank))
     panels = tuple(
         Panel(
+            key=prefix + group.tensor,
             tensor=group.tensor,
             results=tuple(
-                _result(row, name=f"{place}-{rank}", with_map=(place, rank) in drawn)
+                _result(row, name=f"{prefix}{place}-{rank}", with_map=(place, rank) in drawn)
                 for rank, row in enumerate(group.rows[:limit])
             ),
         )
         for place, group in enumerate(groups)
     )
-    note = f"{left_out} maps are left out to keep the page small; verdict.json has them." if left_out else ""
+    note = (
+        f"{left_out} maps are left out to keep the page small; the JSON document has them."
+        if left_out
+        else ""
+    )
     return panels, note
 
 

@@ -1,4 +1,4 @@
-// What every report page needs: theme, packed data, figures. No network, no globals but `bridge`.
+// What every report page needs: theme, packed data, figures. No network, one global, `bridge`.
 "use strict";
 const bridge = (() => {
   const root = document.documentElement;

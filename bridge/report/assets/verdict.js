@@ -1,7 +1,7 @@
 // The verify page: expandable table rows, and the choice of the case whose errors are shown.
 "use strict";
-(() => {
-  const { $, el, data, draw, start } = bridge;
+bridge.verdicts = () => {
+  const { $, el, data, draw } = bridge;
 
   function expand(button, open) {
     button.setAttribute("aria-expanded", open);
@@ -34,7 +34,7 @@
 
   async function show(panel, index) {
     const { results, figures } = await data();
-    const result = results[panel.dataset.tensor][index];
+    const result = results[panel.dataset.key][index];
     panel.querySelector(".reason").textContent = result.reason;
     fill(panel.querySelector(".checks tbody"), result.checks, result.failed);
     const worst = panel.querySelector(".worst tbody");
@@ -55,5 +55,4 @@
   for (const select of document.querySelectorAll("select.case")) {
     select.addEventListener("change", () => show(select.closest(".panel"), select.selectedIndex));
   }
-  start();
-})();
+};

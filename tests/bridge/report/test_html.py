@@ -101,7 +101,7 @@ def test_many_results_stay_small(passing: Verdict, make_tensor: Callable[..., Te
     panels, note = build_panels(build_view(verdict).groups, limit=1000)
     shown = sum(result.map is not None for panel in panels for result in panel.results)
     assert shown == MAX_BLOCKS // 4096
-    assert note == f"{300 - shown} maps are left out to keep the page small; verdict.json has them."
+    assert note == f"{300 - shown} maps are left out to keep the page small; the JSON document has them."
     assert all(panel.first.map is not None for panel in panels)
     page = render_html(verdict)
     assert note in page
