@@ -60,8 +60,8 @@ class BlobIndex:
         size = path.stat().st_size
         if line.begin + line.nbytes > size:
             raise CorruptCaptureError(
-                f"{path} is truncated: blob {name} ends at byte {line.begin + line.nbytes}, the file at {size}; "
-                "capture again"
+                f"{path} is truncated: blob {name} ends at byte {line.begin + line.nbytes}, the file "
+                f"at {size}; capture again"
             )
         with path.open("rb") as file:
             file.seek(line.begin)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,10 @@ import torch
 
 from bridge.capture import digest as digests
 from bridge.capture import digest_host
+from bridge.capture.device import DeviceDigests, device_bytes
 from bridge.capture.dtypes import itemsize
 from bridge.capture.identity import Content, Place, StorageEntry
+from bridge.capture.shards import Buffer
 from bridge.capture.writer import Blob, ContentLine, RankWriter
 
 
@@ -23,6 +27,8 @@ class Contents:
         self._max_tensor_bytes = max_tensor_bytes
         self._lines: list[ContentLine] = []
         self.waiting = False  #: something on a device is still to be read
+        self._pending: list[StorageEntry] = []
+        self._devices: dict[torch.device, DeviceDigests] = {}
         self.digested_bytes = 0
 
     def digest(self, tensor: torch.Tensor, entry: StorageEntry, place: Place, content: Content) -> None:
@@ -40,7 +46,10 @@ class Contents:
             content.hash = digest.hash
             self._lines.append(ContentLine(content=content.number, digest=digest))
         else:
-            raise NotImplementedError(f"digests on {tensor.device.type}")
+            entry.pending = self._device(tensor.device).add(content.number, tensor, place)
+            self.waiting = self.waiting or entry.pending
+            if entry.pending:
+                self._pending.append(entry)
 
     def still(self, tensor: torch.Tensor, place: Place, content: Content) -> bool:
         """A host tensor's bytes are those that were digested as `content`."""
@@ -69,12 +78,13 @@ class Contents:
         if reason is not None:
             self._writer.drop(key=key, tensor=name, nbytes=nbytes, reason=reason)
             return
-        data: npt.NDArray[np.uint8]
+        fetch: Callable[[], Buffer]
         if tensor.device.type == "cpu":
             with HostBytes(tensor, place, nbytes) as (address, owned):
                 data = owned if owned is not None else digest_host.view(address, nbytes).copy()
+            fetch = partial(_buffer, data)
         else:
-            raise NotImplementedError(f"storing from {tensor.device.type}")
+            fetch = device_bytes(tensor, place)
         shape = _shape_in_memory(tensor)
         self._writer.put_blob(
             Blob(
@@ -84,13 +94,19 @@ class Contents:
                 dtype=dtype,
                 shape=shape,
                 nbytes=nbytes,
-                fetch=lambda: data.data,
+                fetch=fetch,
                 done=_nothing,
             )
         )
 
     def flush(self) -> None:
         """Launch what waits to be read from a device."""
+        for device in self._devices.values():
+            device.flush()
+        for entry in self._pending:
+            entry.pending = False
+        self._pending = []
+        self.waiting = False
 
     def lines(self) -> list[ContentLine]:
         """Digests known since the last time this was asked."""
@@ -98,8 +114,18 @@ class Contents:
         return lines
 
     def collect(self) -> list[ContentLine]:
-        """All digests, at the end of the step."""
+        """All digests, at the end of the step; waits for the devices."""
+        for device in self._devices.values():
+            self._lines.extend(
+                ContentLine(content=number, digest=digest) for number, digest in device.collect()
+            )
         return self.lines()
+
+    def _device(self, device: torch.device) -> DeviceDigests:
+        found = self._devices.get(device)
+        if found is None:
+            found = self._devices[device] = DeviceDigests(device)
+        return found
 
 
 class HostBytes:
@@ -148,6 +174,10 @@ def _size(dtype: str) -> int:
     size = itemsize(dtype)
     assert size is not None, f"a content of {dtype} has no bytes"
     return size
+
+
+def _buffer(data: npt.NDArray[np.uint8]) -> Buffer:
+    return data.data
 
 
 def _nothing() -> None: ...

@@ -47,7 +47,7 @@ class LaunchHooks:
         def run(launcher: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
             # Muted: the outermost launcher was recorded; what it does inside (trials of an autotuner, an
             # interpreter's own operators) is no launch of the user's.
-            if recorder.muted or warmup:
+            if recorder.muted or warmup or _is_ours(launcher):
                 return original(launcher, *args, grid=grid, warmup=warmup, **kwargs)
             launch = _Launch(recorder)
             try:
@@ -135,6 +135,10 @@ class _Launch:
         if config is not None:
             flags["config"] = str(config)
         recorder.emit(replace(call, outputs=tuple(outputs), mutated=tuple(mutated), flags=flags))
+
+
+def _is_ours(launcher: Any) -> bool:
+    return getattr(getattr(launcher, "fn", None), "__module__", "") == "bridge.capture.digest_cuda"
 
 
 def innermost(launcher: Any) -> Any:

@@ -11,7 +11,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from bridge.capture._debugmode import StepMode
 from bridge.capture.contents import Contents
+from bridge.capture.digest import BYTE_TYPES
 from bridge.capture.digest_host import walker_name
+from bridge.capture.dtypes import itemsize
 from bridge.capture.launches import LaunchHooks
 from bridge.capture.modules import ModuleHooks
 from bridge.capture.recorder import Recorder
@@ -88,6 +90,18 @@ def warm_up(parts: list[nn.Module]) -> None:
 
     StepMode(None)  # type: ignore[arg-type]
     walker_name()
+    if not torch.cuda.is_available():
+        return
+    from bridge.capture.device import DeviceDigests
+
+    dtypes = {"float32", "int64"}
+    for part in parts:
+        dtypes |= {str(tensor.dtype).removeprefix("torch.") for tensor in part.parameters()}
+    if torch.cuda.is_bf16_supported():
+        dtypes.add("bfloat16")
+    DeviceDigests(torch.device("cuda", torch.cuda.current_device())).warm_up(
+        {dtype for dtype in dtypes if itemsize(dtype) and dtype not in BYTE_TYPES}
+    )
 
 
 def distributed_place() -> tuple[int, int]:

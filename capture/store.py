@@ -106,7 +106,7 @@ class Capture:
         return rebuild([record], self.blob)[0]
 
     def tensors(self, call: Call) -> dict[str, torch.Tensor]:
-        """A call's stored tensors: "inputs/0", "params/weight", "outputs/0", "grad_outputs/0", "grad_inputs/0".
+        """A call's stored tensors: "inputs/0", "params/weight", "outputs/0", "grad_outputs/0", ...
 
         Tensors that shared memory do so again. Those of which only a digest was kept are left out.
         """
@@ -128,8 +128,8 @@ class Capture:
         """
         if record.blob is None:
             raise CaptureError(
-                f"{self.path}: of tensor {record.name!r} ({record.dtype}{list(record.shape)}) only a digest was "
-                "kept; capture again with --ops naming the call"
+                f"{self.path}: of tensor {record.name!r} ({record.dtype}{list(record.shape)}) only a digest "
+                "was kept; capture again with --ops naming the call"
             )
         line, data = self._blobs.read(record.blob)
         _check_fits(record, line, self.path)
