@@ -107,6 +107,12 @@ def as_rows(x: torch.Tensor) -> torch.Tensor:
     return rows if rows.stride(-1) == 1 and rows.stride(0) >= columns else rows.contiguous()
 
 
+def as_matrix(x: torch.Tensor) -> torch.Tensor:
+    """View `x` as [rows, columns] with any strides, 0 included; copied only when no such view exists."""
+    columns = x.shape[-1]
+    return x.reshape(x.numel() // max(columns, 1), columns)
+
+
 def column_block(columns: int) -> int:
     """Columns of a tile that holds whole rows: the next power of two, at least 16."""
     return max(16, int(triton.next_power_of_2(columns)))
@@ -124,3 +130,13 @@ def warps_for(elements: int) -> int:
     if elements <= 8192:
         return 8
     return 16 if elements <= 16384 else 32
+
+
+def matrix_grid(rows: int, columns: int) -> tuple[tuple[int, int], int, int, int]:
+    """Grid, tile rows, tile columns and warps for an elementwise pass over a matrix.
+
+    Tiles of 2048 elements, as wide as the matrix up to 1024 columns.
+    """
+    block = min(1024, column_block(columns))
+    tile = 2048 // block
+    return (int(triton.cdiv(rows, tile)), int(triton.cdiv(columns, block))), tile, block, 4

@@ -1,8 +1,10 @@
-"""Exponentials for Triton kernels, the same on a GPU and in the interpreter.
+"""Exponentials for Triton kernels that are right in fp32 too, on a GPU and in the interpreter.
 
 `tl.exp` is a fast approximation on a GPU, whose error grows with its argument, and a different one in the
-interpreter (2 ulp). That is nothing beside a 16-bit rounding and too much for an fp32 result, so `exp` takes a
-switch. Imported by `kernel.py` files only, because it imports triton.
+interpreter (2 ulp). That is nothing beside a 16-bit rounding and too much for an fp32 result, so `exp` takes
+a switch. Elementwise kernels go to fp64 for fp32 tensors (`deepen`): their formulas cancel at places, and a
+result that is correctly rounded is worth more there than speed. Imported by `kernel.py` files only, because it
+imports triton.
 """
 
 from __future__ import annotations
@@ -12,32 +14,48 @@ import triton.language as tl
 
 
 @triton.jit
+def deepen(x, PRECISE: tl.constexpr):
+    """With PRECISE the block in fp64, otherwise as it is."""
+    if PRECISE:
+        return x.to(tl.float64)
+    return x
+
+
+@triton.jit
 def exp(x, PRECISE: tl.constexpr):
-    """e^x of an fp32 block; with PRECISE within 1 ulp at any x, and gradual underflow kept."""
-    if not PRECISE:
+    """e^x; of an fp32 block with PRECISE within 1 ulp at any x, gradual underflow kept."""
+    if not PRECISE or x.dtype == tl.float64:
         return tl.exp(x)
     # exp(x) = 2^n exp(r) with n = round(x / ln 2), |r| <= ln(2) / 2; beyond +-110 the result is 0 or inf.
     bounded = tl.minimum(tl.maximum(x, -110.0), 110.0)
     n = tl.floor(bounded * 1.44269504088896341 + 0.5)
     # ln 2 in two parts: n times the first is exact, since n has 8 bits and the first part 16.
-    r = (bounded - n * 0.693145751953125) - n * 1.428606820309417e-06
+    # What the subtraction of the second part rounds off is kept in `rest`.
+    high = bounded - n * 0.693145751953125
+    low = n * 1.428606820309417e-06
+    r = high - low
+    rest = (high - r) - low
     p = 1.0 / 5040.0
     p = p * r + 1.0 / 720.0
     p = p * r + 1.0 / 120.0
     p = p * r + 1.0 / 24.0
     p = p * r + 1.0 / 6.0
     p = p * r + 0.5
-    p = (p * r) * r + r + 1.0
+    p = 1.0 + (r + (rest + (p * r) * r))
     # 2^n in two factors, so that neither over- nor underflows while the product is still finite.
     whole = n.to(tl.int32)
     half = whole >> 1
     first = ((half + 127) << 23).to(tl.float32, bitcast=True)
     second = ((whole - half + 127) << 23).to(tl.float32, bitcast=True)
-    # tl.maximum drops NaN; adding x - x puts it back and adds 0 elsewhere, but Inf - Inf is NaN too.
+    # tl.minimum and tl.maximum drop NaN.
     return tl.where(x != x, x, p * first * second)
 
 
 @triton.jit
 def sigmoid(x, PRECISE: tl.constexpr):
-    """1 / (1 + e^-x) of an fp32 block; no cancellation and no overflow at either end."""
-    return 1.0 / (1.0 + exp(-x, PRECISE))
+    """1 / (1 + e^-x); no cancellation and no overflow at either end."""
+    below = 1.0 + exp(-x, PRECISE)
+    if PRECISE and x.dtype == tl.float32:
+        # `/` is an approximation on a GPU.
+        return tl.div_rn(tl.zeros_like(below) + 1.0, below)
+    return 1.0 / below

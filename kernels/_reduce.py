@@ -48,8 +48,8 @@ def fold(partial: torch.Tensor, total: torch.Tensor) -> None:
 def tiles_per_program(rows: int, tile: int, block: int) -> int:
     """Tiles of `tile` rows that each first-stage program walks.
 
-    Depends on the shape alone, so that results repeat from GPU to GPU. A power of two, so that few variants are
-    compiled; wide rows get fewer blocks, so that the partial sums stay small beside the input.
+    Depends on the shape alone, so that results repeat from GPU to GPU. A power of two, so that few variants
+    are compiled; wide rows get fewer blocks, so that the partial sums stay small beside the input.
     """
     wanted = max(_LEAST_ROW_BLOCKS, min(_ROW_BLOCKS, _ROW_BLOCKS * 4096 // block))
     return int(triton.next_power_of_2(triton.cdiv(triton.cdiv(rows, tile), wanted)))

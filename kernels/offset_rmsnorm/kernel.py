@@ -27,6 +27,7 @@ from bridge.kernels._reduce import fold, tiles_per_program
 
 __all__ = ["INTERPRETED", "MAX_COLUMNS", "offset_rms_norm", "offset_rms_norm_backward"]
 
+
 @triton.jit
 def offset_rms_norm_forward_kernel(
     x_ptr, weight_ptr, y_ptr, rstd_ptr, rows, columns, x_stride, eps,

@@ -1,0 +1,4 @@
+"""Softmax over one axis: forward and backward.
+
+Inert; import the part you need: `op` the function, `spec` the KernelSpec, `layer` the module to swap in.
+"""
