@@ -57,7 +57,7 @@ def _split(path: str, name: str, value: Any, visit: Visit, attrs: dict[str, Any]
 
 
 def visit_tensors(value: Any, visit: Visit, path: str = "") -> None:
-    """Give every tensor in nested tuples, lists, dicts and dataclasses to `visit`; a bare one's path is "0"."""
+    """Give every tensor in nested tuples, lists, dicts and dataclasses to `visit`; a bare one is "0"."""
     if isinstance(value, torch.Tensor):
         visit(path or "0", value)
     elif isinstance(value, dict):
