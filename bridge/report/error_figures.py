@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from bridge.report.figures import Figure, layout
+from bridge.report.figures import Figure, escape, layout
 from bridge.report.numbers import percent, plural, short, times
 from bridge.report.palette import light
 from bridge.verify.verdict import ErrorMap, Histogram
@@ -13,8 +16,13 @@ from bridge.verify.verdict import ErrorMap, Histogram
 DECADES = 2.0
 
 
-def error_map(source: ErrorMap) -> Figure:
-    """Return where the tensor, seen as [rows, cols], is off: error / threshold per block, log colours."""
+def error_map(source: ErrorMap, *, limit: str = "threshold") -> Figure:
+    """Return where the tensor, seen as [rows, cols], is off: error / limit per block, log colours.
+
+    Args:
+        source: The binned errors.
+        limit: What they were divided by, in words.
+    """
     z = [[_log(value) for value in line] for line in source.values]
     single = len(z) == 1
     spec = {
@@ -26,23 +34,9 @@ def error_map(source: ErrorMap) -> Figure:
                 "dx": source.col_step,
                 "y0": source.row_step / 2,
                 "dy": source.row_step,
-                "zmin": -DECADES,
-                "zmax": DECADES,
-                "colorscale": [
-                    [0, light("low")],
-                    [0.4999, light("near")],
-                    [0.5, light("over")],
-                    [1, light("far")],
-                ],
-                "colorbar": {
-                    "tickvals": [-2, -1, 0, 1, 2],
-                    "ticktext": ["\u2264 0.01", "0.1", "limit", "10", "\u2265 100"],
-                    "thickness": 10,
-                    "outlinewidth": 0,
-                    "len": 1,
-                },
+                **_scale("limit"),
                 "text": [[short(value, missing="not finite") for value in line] for line in source.values],
-                "hovertemplate": "row %{y}, col %{x}: %{text} of the threshold<extra></extra>",
+                "hovertemplate": "row %{y}, col %{x}: %{text} of the " + limit + "<extra></extra>",
             }
         ],
         "layout": layout(
@@ -63,7 +57,98 @@ def error_map(source: ErrorMap) -> Figure:
             },
         ),
     }
-    return Figure(title="Worst elements", summary=_map_summary(source), spec=spec)
+    return Figure(title="Worst elements", summary=_map_summary(source, limit), spec=spec)
+
+
+def _scale(limit: str) -> dict[str, Any]:
+    """Colours that change hue at the limit: what is over it is seen at once."""
+    return {
+        "zmin": -DECADES,
+        "zmax": DECADES,
+        "colorscale": [
+            [0, light("low")],
+            [0.4999, light("near")],
+            [0.5, light("over")],
+            [1, light("far")],
+        ],
+        "colorbar": {
+            "tickvals": [-2, -1, 0, 1, 2],
+            "ticktext": ["\u2264 0.01", "0.1", limit, "10", "\u2265 100"],
+            "thickness": 10,
+            "outlinewidth": 0,
+            "len": 1,
+        },
+    }
+
+
+def map_spec(
+    cells: Mapping[tuple[str, str], tuple[float, int]],
+    *,
+    describe: Callable[[int], str],
+    limits: tuple[int, int],
+    unit: str,
+) -> tuple[dict[str, Any], str]:
+    """Return a heat map of named rows and columns, and its summary.
+
+    Args:
+        cells: (row, column) -> (value / limit, number of the call that it comes from), in the order in
+            which rows and columns are to stand.
+        describe: Text about a call, for the tooltip.
+        limits: Rows and columns at most; the worst are kept.
+        unit: What the limit is called.
+    """
+    rows, columns = (_kept(cells, axis, limits[axis]) for axis in (0, 1))
+    grid = [[cells.get((row, column)) for column in columns] for row in rows]
+    spec = {
+        "data": [
+            {
+                "type": "heatmap",
+                "x": [escape(name) for name in columns],
+                "y": [escape(name) for name in rows],
+                "z": [[None if cell is None else _log(cell[0]) for cell in line] for line in grid],
+                "customdata": [[None if cell is None else cell[1] for cell in line] for line in grid],
+                "text": [["" if cell is None else describe(cell[1]) for cell in line] for line in grid],
+                "hovertemplate": "%{text}<extra></extra>",
+                "hoverongaps": False,
+                "xgap": 1,
+                "ygap": 1,
+                **_scale(unit),
+            }
+        ],
+        "layout": layout(
+            130 + max(80, 15 * len(rows)),
+            margin={"l": 20, "r": 8, "t": 8, "b": 20},
+            xaxis={"type": "category", "automargin": True, "showgrid": False, "tickangle": -45, "ticks": ""},
+            yaxis={
+                "type": "category",
+                "automargin": True,
+                "showgrid": False,
+                "autorange": "reversed",
+                "ticks": "",
+            },
+        ),
+    }
+    return spec, _cells_summary(cells, unit)
+
+
+def _kept(cells: Mapping[tuple[str, str], tuple[float, int]], axis: int, limit: int) -> list[str]:
+    """Names along one axis in order; the worst `limit` of them."""
+    worst: dict[str, float] = {}
+    for place, (value, _) in cells.items():
+        worst[place[axis]] = max(value, worst.get(place[axis], 0.0))
+    kept = set(sorted(worst, key=lambda name: -worst[name])[:limit])
+    return [name for name in worst if name in kept]
+
+
+def _cells_summary(cells: Mapping[tuple[str, str], tuple[float, int]], unit: str) -> str:
+    if not cells:
+        return "There is nothing to show."
+    place, (value, _) = max(cells.items(), key=lambda item: item[1][0])
+    over = sum(value > 1 for value, _ in cells.values())
+    size = "beyond measure" if math.isinf(value) else f"{times(value)} the {unit}"
+    return (
+        f"{over:,} of {plural(len(cells), 'cell')} over the {unit}; the worst is {' / '.join(place)}, {size}."
+    )
 
 
 def _log(value: float | None) -> float:
@@ -72,7 +157,7 @@ def _log(value: float | None) -> float:
     return round(min(DECADES, max(-DECADES, math.log10(value) if value > 0 else -DECADES)), 2)
 
 
-def _map_summary(source: ErrorMap) -> str:
+def _map_summary(source: ErrorMap, limit: str) -> str:
     cells = [
         (math.inf if value is None else value, i, j)
         for i, line in enumerate(source.values)
@@ -87,7 +172,7 @@ def _map_summary(source: ErrorMap) -> str:
         if source.rows > 1
         else f"columns {_span(j, source.col_step, source.cols)}"
     )
-    size = "not finite" if math.isinf(worst) else f"{times(worst)} the threshold"
+    size = "not finite" if math.isinf(worst) else f"{times(worst)} the {limit}"
     spread = f"{over:,} of {plural(len(cells), 'block')} over it" if over else "no block is over it"
     return f"Worst block: {where}, {size}; {spread}."
 
@@ -99,71 +184,80 @@ def _span(index: int, step: int, extent: int) -> str:
 
 def histogram(source: Histogram, *, failed: bool) -> Figure:
     """Return the signed errors of reference and target in ULP, as shares, on a logarithmic axis."""
-    totals = (sum(source.reference), sum(source.target))
-    shares = [
-        [count / total if total else 0.0 for count in counts]
-        for counts, total in zip((source.reference, source.target), totals, strict=True)
-    ]
-    edges = list(source.edges)
+    target = light("fail" if failed else "pass")
+    return _histogram(
+        source.edges,
+        [("reference", source.reference, light("reference")), ("target", source.target, target)],
+        axis="signed error, ULP",
+    )
+
+
+def difference_histogram(source: Histogram) -> Figure:
+    """Return the signed differences of two runs in ULP, as shares, on a logarithmic axis."""
+    series = [("B - A", source.target, light("fail"))]
+    return _histogram(source.edges, series, axis="B - A, ULP")
+
+
+def _histogram(
+    edges: tuple[float, ...], series: list[tuple[str, tuple[int, ...], str]], *, axis: str
+) -> Figure:
+    shares = [_shares(counts) for _, counts, _ in series]
     least = min((share for line in shares for share in line if share > 0), default=0.1)
     floor = 10.0 ** (math.floor(math.log10(least)) - 0.3)
-    reference, target = ([*(_digits(max(share, floor)) for share in line), floor] for line in shares)
     labels = [
-        f"{short(low)} .. {short(high)} ULP<br>reference {percent(ref)}<br>target {percent(tgt)}"
-        for low, high, ref, tgt in zip(edges[:-1], edges[1:], *shares, strict=True)
+        f"{short(low)} .. {short(high)} ULP"
+        + "".join(f"<br>{name} {percent(line[i])}" for (name, _, _), line in zip(series, shares, strict=True))
+        for i, (low, high) in enumerate(itertools.pairwise(edges))
     ]
-    common = {"type": "scatter", "x": edges, "hovertemplate": "%{text}<extra></extra>", "text": [*labels, ""]}
+    traces = []
+    for place, ((name, _, colour), line) in enumerate(zip(series, shares, strict=True)):
+        background = place == 0 and len(series) > 1
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": name,
+                "x": edges,
+                "y": [*(float(f"{max(share, floor):.3g}") for share in line), floor],
+                "text": [*labels, ""],
+                "hovertemplate": "%{text}<extra></extra>",
+                "line": {"shape": "hv", "color": colour, "width": 1 if background else 2},
+                **({"fill": "tozeroy"} if background else {}),
+            }
+        )
+    powers = range(math.ceil(math.log10(floor)), 1)
     spec = {
-        "data": [
-            common
-            | {
-                "name": "reference",
-                "y": reference,
-                "mode": "lines",
-                "fill": "tozeroy",
-                "line": {"shape": "hv", "color": light("reference"), "width": 1},
-            },
-            common
-            | {
-                "name": "target",
-                "y": target,
-                "mode": "lines",
-                "line": {"shape": "hv", "color": light("fail" if failed else "pass"), "width": 2},
-            },
-        ],
+        "data": traces,
         "layout": layout(
             280,
-            showlegend=True,
+            showlegend=len(series) > 1,
             legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
             margin={"l": 60, "r": 12, "t": 26, "b": 40},
-            hovermode="x unified",
-            xaxis={"title": {"text": "signed error, ULP"}, "range": [edges[0], edges[-1]]},
+            xaxis={"title": {"text": axis}, "range": [edges[0], edges[-1]]},
             yaxis={
                 "type": "log",
                 "title": {"text": "share of elements"},
                 "automargin": True,
                 "range": [math.log10(floor), 0.1],
-                "tickvals": [10.0**power for power in range(math.ceil(math.log10(floor)), 1)],
-                "ticktext": [f"{100 * 10.0**power:g} %" for power in range(math.ceil(math.log10(floor)), 1)],
+                "tickvals": [10.0**power for power in powers],
+                "ticktext": [f"{100 * 10.0**power:g} %" for power in powers],
             },
         ),
     }
-    return Figure(title="Error in ULP", summary=_histogram_summary(source), spec=spec)
+    summary = "; ".join(_spread(edges, name, counts) for name, counts, _ in series)
+    return Figure(title="Error in ULP", summary=f"{summary}.", spec=spec)
 
 
-def _digits(value: float) -> float:
-    return float(f"{value:.3g}")
+def _shares(counts: tuple[int, ...]) -> list[float]:
+    total = sum(counts)
+    return [count / total if total else 0.0 for count in counts]
 
 
-def _histogram_summary(source: Histogram) -> str:
-    parts = []
-    for name, counts in (("reference", source.reference), ("target", source.target)):
-        total = sum(counts)
-        if not total:
-            parts.append(f"{name} has no finite error")
-            continue
-        centres = [(low + high) / 2 for low, high in zip(source.edges[:-1], source.edges[1:], strict=True)]
-        mean = sum(c * n for c, n in zip(centres, counts, strict=True)) / total
-        beyond = counts[0] + counts[-1]
-        parts.append(f"{name}: mean about {short(mean)} ULP, {percent(beyond / total)} in the outermost bins")
-    return "; ".join(parts) + "."
+def _spread(edges: tuple[float, ...], name: str, counts: tuple[int, ...]) -> str:
+    total = sum(counts)
+    if not total:
+        return f"{name} has no finite error"
+    centres = ((low + high) / 2 for low, high in itertools.pairwise(edges))
+    mean = sum(centre * count for centre, count in zip(centres, counts, strict=True)) / total
+    beyond = (counts[0] + counts[-1]) / total
+    return f"{name}: mean about {short(mean)} ULP, {percent(beyond)} in the outermost bins"

@@ -66,6 +66,7 @@ const bridge = (() => {
       const figure = figures[element.dataset.figure];
       if (figure) await draw(element, figure);
     }
+    bridge.afterDraw?.();
     root.dataset.ready = "figures";
   }
 
