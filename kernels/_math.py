@@ -3,8 +3,9 @@
 `tl.exp` is a fast approximation on a GPU, whose error grows with its argument, and a different one in the
 interpreter (2 ulp). That is nothing beside a 16-bit rounding and too much for an fp32 result, so `exp` takes
 a switch. Elementwise kernels go to fp64 for fp32 tensors (`deepen`): their formulas cancel at places, and a
-result that is correctly rounded is worth more there than speed. Imported by `kernel.py` files only, because it
-imports triton.
+result that is correctly rounded is worth more there than speed.
+
+Imported by `kernel.py` files only, because it imports triton.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ def deepen(x, PRECISE: tl.constexpr):
     """With PRECISE the block in fp64, otherwise as it is."""
     if PRECISE:
         return x.to(tl.float64)
-    return x
+    else:  # noqa: RET505  (Triton compiles what follows a return as well)
+        return x
 
 
 @triton.jit
-def exp(x, PRECISE: tl.constexpr):
-    """e^x; of an fp32 block with PRECISE within 1 ulp at any x, gradual underflow kept."""
-    if not PRECISE or x.dtype == tl.float64:
-        return tl.exp(x)
+def _precise_exp(x):
+    """e^x of an fp32 block."""
     # exp(x) = 2^n exp(r) with n = round(x / ln 2), |r| <= ln(2) / 2; beyond +-110 the result is 0 or inf.
     bounded = tl.minimum(tl.maximum(x, -110.0), 110.0)
     n = tl.floor(bounded * 1.44269504088896341 + 0.5)
@@ -52,10 +52,20 @@ def exp(x, PRECISE: tl.constexpr):
 
 
 @triton.jit
+def exp(x, PRECISE: tl.constexpr):
+    """e^x; of an fp32 block with PRECISE within 1 ulp at any x, gradual underflow kept."""
+    if PRECISE and x.dtype == tl.float32:
+        return _precise_exp(x)
+    else:  # noqa: RET505  (Triton compiles what follows a return as well)
+        return tl.exp(x)
+
+
+@triton.jit
 def sigmoid(x, PRECISE: tl.constexpr):
     """1 / (1 + e^-x); no cancellation and no overflow at either end."""
     below = 1.0 + exp(-x, PRECISE)
     if PRECISE and x.dtype == tl.float32:
         # `/` is an approximation on a GPU.
         return tl.div_rn(tl.zeros_like(below) + 1.0, below)
-    return 1.0 / below
+    else:  # noqa: RET505  (Triton compiles what follows a return as well)
+        return 1.0 / below
