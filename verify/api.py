@@ -23,6 +23,7 @@ def verify_kernel(
     capture: Capture | Path | str | None = None,
     call: Call | str | None = None,
     op: str | None = None,
+    partial: bool = False,
     target: Literal["kernel", "recorded"] = "kernel",
     sweep: bool = True,
     dtypes: Sequence[str] = (),
@@ -43,6 +44,7 @@ def verify_kernel(
         capture: a capture, or its folder; its real inputs decide first.
         call: judge this captured call alone (a Call, or its key).
         op: glob over the capture's calls, where it is not `spec.sites` that should decide.
+        partial: judge a capture whose writer died, too.
         target: "recorded" judges what the run recorded and does not run the kernel.
         sweep: judge drawn inputs as well; without a capture there is nothing else.
         dtypes, shapes: limit the drawn inputs; the dtypes must be declared.
@@ -64,6 +66,7 @@ def verify_kernel(
         kernel=source if is_file else None,
         capture=None if capture is None else str(capture if opened is None else opened.path),
         call=call if call is None or isinstance(call, str) else call.key,
+        partial=partial,
         target=target,
         sweep=sweep,
         max_calls=max_calls,

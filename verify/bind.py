@@ -358,7 +358,7 @@ def undeclared(case: Case, spec: KernelSpec, ranks: set[tuple[int, ...]]) -> str
     if have not in ranks and not any(_has_more_batch(have, declared) for declared in ranks):
         shapes = " ".join(str(tuple(tensor.shape)) for tensor in case.inputs)
         declared = ", ".join(str(shape) for shape in spec.shapes)
-        return f"inputs {shapes} have other numbers of dimensions than the declared shapes give ({declared})"
+        return f"inputs {shapes} have other numbers of dimensions than the declared shapes give: {declared}"
     return None
 
 

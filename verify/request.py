@@ -50,6 +50,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     target_fn: str | None = None
     capture: str | None = None
     call: str | None = None  #: judge this captured call only: its `call_id`
+    partial: bool = False  #: judge a capture whose writer died
     target: Literal["kernel", "recorded"] = "kernel"
     sweep: bool = True
     max_calls: int = 4

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, overload
 import torch
 
 from bridge.environment import device_name
-from bridge.errors import KernelError, SpecError, UsageError
+from bridge.errors import CaptureError, KernelError, SpecError, UsageError, near_misses
 from bridge.verify import assemble, drawn, fallback, provenance, registry, replay, sites
 from bridge.verify.bind import Bindings, bind_cases
 from bridge.verify.case import Case
@@ -65,6 +65,8 @@ def execute(
         from bridge.capture.store import load_capture
 
         capture = load_capture(request.capture)
+    if capture is not None:
+        _refuse_torn(capture, partial=request.partial)
     if loaded is None:
         loaded = load(request)
     session = _Session(request, loaded, capture, say, resume or Resume())
@@ -78,10 +80,26 @@ def execute(
     return verdict
 
 
+def _refuse_torn(capture: Capture, *, partial: bool) -> None:
+    """A capture whose writer died is judged only on request: what it lacks may be what diverged."""
+    torn = [text for text in capture.problems if text not in capture.manifest.problems]
+    if not capture.calls:
+        raise CaptureError(
+            f"{capture.path} holds no calls{': ' + torn[0] if torn else ''}; capture the step again"
+        )
+    if torn and not partial:
+        raise CaptureError(f"{capture.path}: {torn[0]}; capture again, or judge what is there with --partial")
+
+
 def load(request: Request) -> LoadedSpec:
     """The spec that a request names."""
     if request.kernel is not None:
-        return registry.load_spec(request.kernel, op=request.op)
+        loaded = registry.load_spec(request.kernel, op=request.op)
+        known = (loaded.spec.name, *registry.known_names())
+        if request.op is not None and request.capture is None and request.op not in known:
+            hint = near_misses(request.op, known)
+            raise UsageError(f"--op {request.op!r} is not the kernel in {request.kernel}; {hint}")
+        return loaded
     if request.op is None:
         raise UsageError("nothing to judge: name a kernel with --op NAME or --kernel FILE")
     return registry.load_spec(request.op)
@@ -216,6 +234,8 @@ class _Session:
             found = judge(self.spec, taken, constants=declared.constants, options=options)
         kernels = self._kernels(bound, found, options)
         left_out = list(bound.left_out)
+        if self.capture is not None:
+            left_out += [f"capture: {text}" for text in self.capture.problems]
         if self.resume.unplanned:
             left_out.append(
                 "tile edges, adversarial values and layouts: the kernel died while they were planned"

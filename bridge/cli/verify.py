@@ -43,6 +43,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--target-fn", metavar="PKG.FN", help="Function or custom op to judge against --reference.")
 @click.option("--target", type=click.Choice(["kernel", "recorded"]), default="kernel", show_default=True,
               help="Run the kernel, or judge what the run recorded (needs no GPU).")  # fmt: skip
+@click.option("--partial", is_flag=True, help="Judge a capture whose writer died, too.")
 @click.option("--no-sweep", is_flag=True, help="Judge the captured calls alone.")
 @click.option(
     "--max-calls", type=click.IntRange(1), default=4, show_default=True, help="Captured calls to judge."
@@ -83,6 +84,7 @@ def command(**options: Any) -> int:
         reference=options["reference"],
         target_fn=options["target_fn"],
         capture=None if capture is None else str(capture),
+        partial=options["partial"],
         target=options["target"],
         sweep=not options["no_sweep"],
         max_calls=options["max_calls"],
