@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from bridge.capture.record import Phase
 from bridge.errors import ConfigError, near_misses
 
 _UNITS = {"": 1, "b": 1}
@@ -51,7 +52,7 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ops: tuple[str, ...] = ()  #: kernel names and globs over key, op, module and module class
     modules: tuple[str, ...] = ()  #: globs over module FQN and class
     tensors: TensorChoice | None = None
-    phases: tuple[str, ...] = ()  #: "forward", "backward", ...; empty: all
+    phases: tuple[Phase, ...] = ()  #: empty: all
     ranks: tuple[int, ...] = ()  #: empty: every rank
     max_bytes: str | int | None = None  #: hard cap of one rank's stored tensors, "8 GiB"
     max_tensor_bytes: str | int | None = None  #: larger tensors keep their digest only

@@ -117,10 +117,14 @@ def _summarise_log(path: Path) -> CaptureSummary:
     ranks = tuple(sorted({call.rank for call in calls}))
     problem = "an activation log has statistics only: no tensors, no sign- or position-sensitive hashes"
     manifest = Manifest(complete=True, world_size=len(ranks), problems=(problem,))
-    return msgspec.structs.replace(_summary(path, manifest, calls, missing=()), format="activation log", ranks=ranks)
+    return msgspec.structs.replace(
+        _summary(path, manifest, calls, missing=()), format="activation log", ranks=ranks
+    )
 
 
-def _summary(path: Path, manifest: Manifest, calls: Sequence[Call], *, missing: Iterable[str]) -> CaptureSummary:
+def _summary(
+    path: Path, manifest: Manifest, calls: Sequence[Call], *, missing: Iterable[str]
+) -> CaptureSummary:
     records = [record for call in calls for record in _tensors(call)]
     blobs = {record.blob for record in records if record.blob is not None}
     ops = _count(calls)
@@ -168,13 +172,27 @@ def _nonfinite(digest: Digest | None) -> bool:
 
 def _count(calls: Sequence[Call]) -> tuple[OpCount, ...]:
     seen = Counter((call.op, call.kind) for call in calls)
-    stored = Counter((call.op, call.kind) for call in calls if any(r.blob is not None for r in _tensors(call)))
+    stored = Counter(
+        (call.op, call.kind) for call in calls if any(r.blob is not None for r in _tensors(call))
+    )
     ordered = sorted(seen, key=lambda name: (-seen[name], name))
-    return tuple(OpCount(op=op, kind=kind, calls=seen[op, kind], stored=stored[op, kind]) for op, kind in ordered)
+    return tuple(
+        OpCount(op=op, kind=kind, calls=seen[op, kind], stored=stored[op, kind]) for op, kind in ordered
+    )
 
 
 #: Namespaces of dispatcher ops that belong to torch itself.
-_TORCH = {"aten", "prims", "prim", "c10d", "_c10d_functional", "fsdp", "profiler", "higher_order", "c10d_functional"}
+_TORCH = {
+    "aten",
+    "prims",
+    "prim",
+    "c10d",
+    "_c10d_functional",
+    "fsdp",
+    "profiler",
+    "higher_order",
+    "c10d_functional",
+}
 
 
 def _is_kernel(op: OpCount) -> bool:
@@ -186,5 +204,7 @@ def _missing(path: Path, manifest: Manifest) -> list[str]:
     gone = [name for rank in manifest.ranks for name in rank.files if not (path / name).is_file()]
     have = {rank.rank for rank in manifest.ranks}
     if manifest.ranks:
-        gone += [f"rank {rank} of {manifest.world_size}" for rank in range(manifest.world_size) if rank not in have]
+        gone += [
+            f"rank {rank} of {manifest.world_size}" for rank in range(manifest.world_size) if rank not in have
+        ]
     return gone

@@ -78,7 +78,9 @@ def capture_run(
     return job.result()
 
 
-def _as_config(config: BridgeConfig | TrainConfig | Path | str, settings: Mapping[str, Any] | None) -> BridgeConfig:
+def _as_config(
+    config: BridgeConfig | TrainConfig | Path | str, settings: Mapping[str, Any] | None
+) -> BridgeConfig:
     if isinstance(config, TrainConfig):
         config = BridgeConfig(train=config)
     elif not isinstance(config, BridgeConfig):

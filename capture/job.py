@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,9 @@ from bridge.errors import ConfigError, RunError, UsageError, near_misses
 class Job:
     """A single use: `run`, then `result`."""
 
-    def __init__(self, request: Request, config: BridgeConfig, *, say: Say, progress: Progress | None) -> None:
+    def __init__(
+        self, request: Request, config: BridgeConfig, *, say: Say, progress: Progress | None
+    ) -> None:
         self._request = request
         self._config = config
         self._say = say
@@ -55,8 +56,9 @@ class Job:
                 run_titan(train, self._recorder, config_path=path, verbose=verbose, stop=request.stop)
             else:
                 raise ConfigError(
-                    f"{path or 'the config'} names nothing to train; write [train] module and config (torchtitan), "
-                    f"job (torchtitan 0.2.x) or script, or put `-- train.py ARGS` after the command"
+                    f"{path or 'the config'} names nothing to train; write [train] module and config "
+                    f"(torchtitan), job (torchtitan 0.2.x) or script, or "
+                    f"put `-- train.py ARGS` after the command"
                 )
         finally:
             self._claim.release()
@@ -105,7 +107,7 @@ class Job:
         tracer.finish(metrics={"loss": loss, "grad_norm": grad_norm})
 
     def _choose_interpreter(self) -> None:
-        """Without a GPU Triton kernels run in its interpreter, which must be decided before triton is imported."""
+        """Without a GPU Triton kernels run in its interpreter; that must be set before triton is imported."""
         from bridge.verify.registry import interpreting, prepare_triton
 
         chosen = "TRITON_INTERPRET" in os.environ or interpreting()

@@ -59,11 +59,14 @@ class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_dict(self) -> dict[str, object]:
         """For `bridge capture --json`."""
-        return {**msgspec.to_builtins(self, builtin_types=(Path,)), "path": str(self.path)}
+        plain = msgspec.structs.asdict(self)
+        return {**plain, "path": str(self.path)}
 
     def describe(self) -> str:
         """A few lines for a person, the next command last."""
-        metrics = "".join(f"  {name} {value:.6g}" for name, value in self.metrics.items() if value is not None)
+        metrics = "".join(
+            f"  {name} {value:.6g}" for name, value in self.metrics.items() if value is not None
+        )
         lines = [f"{self.path}/  step {self.step}{metrics}"]
         kept = f"{self.calls_with_tensors:,} with tensors, {size(self.stored_bytes)}"
         lines.append(f"  {self.calls:,} calls, {kept}")

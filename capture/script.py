@@ -93,7 +93,7 @@ def run_script(
 
 def _ended_early(path: Path, recorder: StepRecorder, counter: _StepCounter) -> str:
     if counter.steps == 0:
-        return f"{path} ended without an optimizer step, so there was nothing to capture; is it a training script?"
+        return f"{path} ended without an optimizer step, so nothing could be captured; does it train?"
     return recorder.not_reached(counter.steps)
 
 
@@ -122,7 +122,8 @@ class _StepCounter:
         def noting_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             root = tensors if isinstance(tensors, torch.Tensor) else None
             if root is not None and root.numel() == 1 and root.is_floating_point():
-                self._losses.append(root.detach())
+                with _disable_current_modes():
+                    self._losses.append(root.detach())
             plain_backward(tensors, *args, **kwargs)
 
         torch.autograd.backward = noting_backward
@@ -204,7 +205,9 @@ def _gradient_norm(optimizer: torch.optim.Optimizer) -> float | None:
         plain = [g for g in grads if type(g) is torch.Tensor and not g.is_sparse]
         if not plain or len(plain) != len(grads):
             return None
-        return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in plain]).cpu()))
+        return float(
+            torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in plain]).cpu())
+        )
 
 
 def find_models(parameters: Sequence[torch.Tensor]) -> list[torch.nn.Module]:

@@ -19,8 +19,9 @@ from bridge.errors import ConfigError, near_misses
 def apply_settings(root: Any, settings: Mapping[str, Any]) -> None:
     """Set each dotted field of `root` in place.
 
-    A path walks dataclass fields and, through lists, indices: "training.steps",
-    "model_spec.model.layers.0.attention_norm.eps". The string "none" sets an optional field to None,
+    A path walks dataclass fields and, through lists and tables, indices and keys: "training.steps",
+    "model_spec.model.layers.0.attention_norm.eps", "optimizer.param_groups.0.optimizer_kwargs.lr". The
+    string "none" sets an optional field to None,
     since TOML has no null.
 
     Args:
@@ -65,6 +66,8 @@ def _set(root: Any, path: str, value: Any) -> None:
         raise ConfigError(f"[train.set] {path!r} is a section; set one of its fields: {fields}")
     if isinstance(node, list):
         node[int(last)] = _convert(value, type(current), path)
+    elif isinstance(node, dict):
+        node[last] = _convert(value, type(current), path)
     else:
         setattr(node, last, _convert(value, _hints(type(node)).get(last, Any), path))
 
@@ -73,7 +76,15 @@ def _step(node: Any, name: str, walked: str, path: str) -> Any:
     if isinstance(node, list):
         if name.isdigit() and int(name) < len(node):
             return node[int(name)]
-        raise ConfigError(f"[train.set] {path!r}: {walked} is a list of {len(node)}; {name!r} is no index of it")
+        raise ConfigError(
+            f"[train.set] {path!r}: {walked} is a list of {len(node)}; {name!r} is no index of it"
+        )
+    if isinstance(node, dict):
+        if name in node:
+            return node[name]
+        raise ConfigError(
+            f"[train.set] {path!r}: {walked} has no {name!r}; {near_misses(name, map(str, node))}"
+        )
     if not dataclasses.is_dataclass(node) or isinstance(node, type):
         kind = type(node).__name__
         raise ConfigError(f"[train.set] {path!r}: {walked} is a value ({kind}), it has no field {name!r}")

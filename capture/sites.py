@@ -1,4 +1,4 @@
-"""Which calls of a run belong to a known kernel: `--ops` names turned into patterns. Loads specs, hence torch."""
+"""Which calls of a run belong to a known kernel: `--ops` names turned into patterns. Loads torch."""
 
 from __future__ import annotations
 

@@ -155,4 +155,3 @@ class StepRecorder:
                 f"the run resumes at step {step}, past {self.window}; load an earlier checkpoint "
                 f"(checkpoint.load_step) or ask for a step from {step} on"
             )
-

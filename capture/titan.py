@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 
-from bridge.capture.steps import RunFacts, StepRecorder
 from bridge.capture.settings import apply_settings, get_setting
+from bridge.capture.steps import RunFacts, StepRecorder
 from bridge.config import TrainConfig
 from bridge.errors import BridgeError, ConfigError, RunError, StepNotReachedError, UsageError, near_misses
 
@@ -54,7 +54,12 @@ def titan_version() -> str:
 
 
 def run_titan(
-    train: TrainConfig, recorder: StepRecorder, *, config_path: str | None, verbose: bool = False, stop: bool = True
+    train: TrainConfig,
+    recorder: StepRecorder,
+    *,
+    config_path: str | None,
+    verbose: bool = False,
+    stop: bool = True,
 ) -> None:
     """Train until the recorder has what it wants.
 
@@ -192,7 +197,9 @@ def _load_registry(train: TrainConfig) -> Any:
         from torchtitan.models import _supported_models
 
         hint = near_misses(name, _supported_models)
-        raise ConfigError(f"[train] module = {name!r} is no torchtitan model and no importable module; {hint}")
+        raise ConfigError(
+            f"[train] module = {name!r} is no torchtitan model and no importable module; {hint}"
+        )
     function = getattr(registry, str(train.config), None)
     if not callable(function):
         names = [n for n, f in vars(registry).items() if callable(f) and n[0].islower() and n[0] != "_"]
@@ -235,7 +242,8 @@ def _explain_job(job: str, version: str) -> str:
     name = model.get("name", "llama3")
     flavor = model.get("flavor", "debugmodel")
     return (
-        f"{job} is a job file of torchtitan 0.2.x, but torchtitan {version} is installed, which reads no TOML; "
+        f"{job} is a job file of torchtitan 0.2.x, but torchtitan {version} is installed, "
+        f"which reads no TOML; "
         f'write [train] module = "{name}", config = "{name}_{flavor}" and its settings as dotted keys under '
         f'[train.set] ("training.steps" = ...), or install torchtitan==0.2.2'
     )
@@ -318,7 +326,7 @@ def _device_module() -> Iterator[bool]:
     """Without an accelerator, give torchtitan the CPU as its device; yields whether that was so."""
     from torchtitan.tools import utils
 
-    if torch._utils._get_available_device_type() is not None:
+    if _accelerator() is not None:
         yield False
         return
     saved = (utils.device_type, utils.device_module)
@@ -327,6 +335,11 @@ def _device_module() -> Iterator[bool]:
         yield True
     finally:
         _set_everywhere(*saved)
+
+
+def _accelerator() -> str | None:
+    found: str | None = torch._utils._get_available_device_type()  # type: ignore[no-untyped-call]
+    return found
 
 
 def _set_everywhere(device_type: str, device_module: Any) -> None:
@@ -402,7 +415,9 @@ def _logging(verbose: bool) -> Iterator[None]:
     plain = (UserWarning, FutureWarning, DeprecationWarning)
 
     def show_others(message: Any, category: Any, filename: str, *rest: Any, **more: Any) -> None:
-        if category in plain and any(f"/{name}/" in filename for name in ("torch", "torchtitan", "torchdata")):
+        if category in plain and any(
+            f"/{name}/" in filename for name in ("torch", "torchtitan", "torchdata")
+        ):
             return
         show(message, category, filename, *rest, **more)
 

@@ -52,7 +52,9 @@ def read_titan_log(path: Path) -> list[Call]:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     header = _HEADER.fullmatch(lines[0]) if lines else None
     if header is None:
-        raise NotACaptureError(f'{path} is no activation log: its first line must be "Total captured activations: N"')
+        raise NotACaptureError(
+            f'{path} is no activation log: its first line must be "Total captured activations: N"'
+        )
     match = _NAME.fullmatch(path.name)
     rank = int(match[1]) if match else 0
     calls: list[Call] = []
@@ -84,7 +86,13 @@ def _blocks(lines: list[str], path: Path) -> list[tuple[int, str, dict[str, str]
 
 
 def _call(
-    key: str, parts: re.Match[str], fields: dict[str, str], *, index: int, rank: int, producers: dict[str, int]
+    key: str,
+    parts: re.Match[str],
+    fields: dict[str, str],
+    *,
+    index: int,
+    rank: int,
+    producers: dict[str, int],
 ) -> Call:
     module = "" if parts["module"] == "<none>" else parts["module"]
     phase: Phase = "backward" if fields.get("Phase") == "backward" else "forward"
@@ -94,7 +102,10 @@ def _call(
     count = max(len(inputs_l1), len(names))
     inputs = tuple(
         TensorRecord(
-            name=str(place), dtype="", shape=(), producer=producers.get(names[place]) if place < len(names) else None
+            name=str(place),
+            dtype="",
+            shape=(),
+            producer=producers.get(names[place]) if place < len(names) else None,
         )
         for place in range(count)
     )

@@ -53,7 +53,9 @@ def parse_window(text: str | int, *, triggered: bool = False) -> Window:
     """
     match = re.fullmatch(r"(\d+)(?:(:)(\d+)?)?(?:@(\d+))?", str(text).strip())
     if match is None or int(match[1]) < 1:
-        raise UsageError(f'--step takes a step from 1 on ("100") or a window ("90:110", "90:110@100"), got {text!r}')
+        raise UsageError(
+            f'--step takes a step from 1 on ("100") or a window ("90:110", "90:110@100"), got {text!r}'
+        )
     first = int(match[1])
     last = int(match[3]) if match[3] else (None if match[2] else first)
     if last is None and not triggered:
@@ -110,7 +112,9 @@ class LossJumpTrigger:
             deviation = sorted(abs(value - median) for value in recent)[len(recent) // 2]
             bound = median + max(self.factor * deviation, self.least * abs(median))
             if loss > bound:
-                return f"loss {loss:.6g} is above {bound:.6g} (median of the last {len(recent)}: {median:.6g})"
+                return (
+                    f"loss {loss:.6g} is above {bound:.6g} (median of the last {len(recent)}: {median:.6g})"
+                )
         self._recent.append(loss)
         if len(self._recent) > self.window:
             self._recent.popleft()

@@ -124,30 +124,66 @@ def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
 
 
 @click.command("capture", cls=_ScriptCommand)
-@click.option("--step", metavar="N|A:B[@N]", help="Step to capture, or a window (digests; tensors at B or N).")
-@click.option("--config", type=click.Path(path_type=Path), default=Path("train.toml"), show_default=True,
-              help="train.toml, or a job file of torchtitan 0.2.x.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), default=Path("capture"), show_default=True,
-              help="Folder to write; it must be new, or an older capture with --force.")  # fmt: skip
-@click.option("--ops", multiple=True, callback=_split, shell_complete=_complete_op, metavar="NAME|GLOB",
-              help="Keep tensors of these calls: kernels, ops, keys, modules, classes. Default: every known kernel.")  # fmt: skip
-@click.option("--modules", multiple=True, callback=_split, metavar="GLOB", help="Keep tensors of these modules.")
-@click.option("--tensors", type=click.Choice(["all", "inputs", "outputs", "none"]), help="Which tensors of those calls.")
-@click.option("--phases", multiple=True, callback=_split, metavar="PHASE",
-              help="Only forward, recompute, backward or optimizer calls keep tensors.")  # fmt: skip
-@click.option("--ranks", multiple=True, callback=_numbers, metavar="N,...", help="Only these ranks keep tensors.")
+@click.option("--step", metavar="N|A:B[@N]", help="Step to capture, or a window of steps.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    default=Path("train.toml"),
+    show_default=True,
+    help="train.toml, or a job file of torchtitan 0.2.x.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("capture"),
+    show_default=True,
+    help="Folder to write; it must be new, or an older capture with --force.",
+)
+@click.option(
+    "--ops",
+    multiple=True,
+    callback=_split,
+    shell_complete=_complete_op,
+    metavar="NAME|GLOB",
+    help="Keep tensors of these calls (kernel, op, key, module, class). Default: known kernels.",
+)
+@click.option(
+    "--modules", multiple=True, callback=_split, metavar="GLOB", help="Keep tensors of these modules."
+)
+@click.option(
+    "--tensors", type=click.Choice(["all", "inputs", "outputs", "none"]), help="Which tensors of those calls."
+)
+@click.option(
+    "--phases",
+    multiple=True,
+    callback=_split,
+    metavar="PHASE",
+    help="Only forward, recompute, backward or optimizer calls keep tensors.",
+)
+@click.option(
+    "--ranks", multiple=True, callback=_numbers, metavar="N,...", help="Only these ranks keep tensors."
+)
 @click.option("--max-bytes", metavar="SIZE", help='Hard cap of what one rank stores, e.g. "8 GiB".')
-@click.option("--on", type=click.Choice(["nonfinite", "loss-jump"]),
-              help="Keep the first step (of --step A:B, or of the run) at which this happens.")  # fmt: skip
-@click.option("--set", "settings", multiple=True, callback=_settings, metavar="KEY=VALUE",
-              help="Set a dotted field of torchtitan's config, over [train.set].")  # fmt: skip
+@click.option(
+    "--on",
+    type=click.Choice(["nonfinite", "loss-jump"]),
+    help="Keep the first step (of --step A:B, or of the run) at which this happens.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    callback=_settings,
+    metavar="KEY=VALUE",
+    help="Set a dotted field of torchtitan's config, over [train.set].",
+)
 @click.option("--continue", "go_on", is_flag=True, help="Train on after the capture, checkpoints included.")
 @click.option("--force", is_flag=True, help="Replace an older capture.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the run's own log on stderr.")
 @click.pass_context
-def command(ctx: click.Context, **options: Any) -> int:
-    """Run training to step N, stop after it, and store the step: every call's digest, selected calls' tensors.
+def command(ctx: click.Context, /, **options: Any) -> int:
+    """Run training to step N, stop, and store the step: every call's digest, selected calls' tensors.
 
     The run is a torchtitan config named by train.toml, or any script given after `--`. Nothing is
     edited; loss and gradients are those of a run without capture.
@@ -161,7 +197,7 @@ def command(ctx: click.Context, **options: Any) -> int:
         if ctx.get_parameter_source("config") is not click.core.ParameterSource.DEFAULT:
             raise errors.UsageError("give either --config FILE or -- SCRIPT.py, not both")
         if options["settings"]:
-            raise errors.UsageError("--set needs a torchtitan config; a script takes its own arguments after it")
+            raise errors.UsageError("--set needs a torchtitan config; a script takes its own arguments")
         config = BridgeConfig(train=TrainConfig(script=script[0], args=script[1:]))
     budget = options["max_bytes"]
     progress = Progress(sys.stderr)

@@ -63,10 +63,14 @@ def describe(summary: CaptureSummary) -> list[str]:
         facts.append(("seed", str(summary.seed)))
     if summary.world_size > 1:
         facts.append(("ranks", f"{len(summary.ranks)} of {summary.world_size}"))
-    facts += [(name, value) for name, value in (("device", summary.device), ("created", summary.created)) if value]
+    facts += [
+        (name, value) for name, value in (("device", summary.device), ("created", summary.created)) if value
+    ]
     if summary.versions:
         names = ("bridge", "torch", "triton", "torchtitan", "python")
-        facts.append(("versions", ", ".join(f"{n} {summary.versions[n]}" for n in names if n in summary.versions)))
+        facts.append(
+            ("versions", ", ".join(f"{n} {summary.versions[n]}" for n in names if n in summary.versions))
+        )
     if summary.config_path:
         facts.append(("config", summary.config_path))
     facts.append(("calls", f"{summary.calls:,}: {_counts(summary.by_phase)}"))

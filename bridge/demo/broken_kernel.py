@@ -52,7 +52,7 @@ class BrokenNorm(torch.autograd.Function):
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         """Gradients of x and weight."""
         x, weight, rstd = ctx.saved_tensors
         _, grad_weight = good.offset_rms_norm_backward(grad, x, weight, rstd)
@@ -77,7 +77,7 @@ class BrokenNorm(torch.autograd.Function):
 
 def broken_offset_rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
     """`(1 + weight) * x / sqrt(mean(x^2) + eps)`, with a wrong gradient."""
-    return BrokenNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
+    return BrokenNorm.apply(x, weight, eps)  # type: ignore[no-any-return]
 
 
 SPEC = dataclasses.replace(

@@ -1,6 +1,6 @@
 """torchtitan override that puts the demo's broken kernel into a run.
 
-    "override.imports" = ["bridge.demo.broken_override.broken_offset_rmsnorm"]
+"override.imports" = ["bridge.demo.broken_override.broken_offset_rmsnorm"]
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class BrokenOffsetRMSNorm(OffsetRMSNorm):
         return broken_offset_rms_norm(x, self.weight, eps=self.eps)
 
 
-@override(target=OffsetRMSNorm.Config, exact=True, description="Offset RMSNorm with a wrong backward.")
+@override(  # type: ignore[untyped-decorator]  # torchtitan is untyped here
+    target=OffsetRMSNorm.Config, exact=True, description="Offset RMSNorm with a wrong backward."
+)
 def broken_offset_rmsnorm(config: OffsetRMSNorm.Config) -> BrokenOffsetRMSNorm.Config:
     """Replace one OffsetRMSNorm config, keeping its fields."""
     return derive(config, BrokenOffsetRMSNorm.Config)  # type: ignore[no-any-return]

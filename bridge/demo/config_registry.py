@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch.nn as nn
 from datasets import Dataset
@@ -55,7 +56,7 @@ DATASETS["bridge_demo"] = DatasetConfig(
 )
 
 
-def _linear(std: float) -> dict[str, partial[object]]:
+def _linear(std: float) -> dict[str, Any]:
     return {"weight": partial(nn.init.trunc_normal_, std=std), "bias": partial(nn.init.zeros_)}
 
 
@@ -125,5 +126,5 @@ def offset_decoder() -> Trainer.Config:
         metrics=MetricsProcessor.Config(log_freq=10),
         comm=CommConfig(trace_buf_size=0),
         debug=DebugConfig(seed=0, deterministic=True, enable_structured_logging=False),
-        activation_checkpoint=None,  # type: ignore[arg-type]  # the field's union includes None upstream
+        activation_checkpoint=None,
     )

@@ -50,7 +50,7 @@ class OffsetRMSNorm(nn.Module):
         return offset_rms_norm(x, self.weight, eps=self.eps)
 
 
-class OffsetDecoder(Transformer):
+class OffsetDecoder(Transformer):  # type: ignore[misc]  # torchtitan is untyped here
     """torchtitan 0.2's llama3 with OffsetRMSNorm for each of its norms."""
 
     def __init__(self, model_args: TransformerModelArgs) -> None:

@@ -99,7 +99,14 @@ def test_a_job_file_of_torchtitan_02_is_recognised(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [(4096, 4096), ("4096", 4096), ("1 KiB", 1024), ("1kb", 1000), ("1.5 GiB", 3 * 512 * 1024**2), ("2TB", 2 * 10**12)],
+    [
+        (4096, 4096),
+        ("4096", 4096),
+        ("1 KiB", 1024),
+        ("1kb", 1000),
+        ("1.5 GiB", 3 * 512 * 1024**2),
+        ("2TB", 2 * 10**12),
+    ],
 )
 def test_sizes(text: str | int, count: int) -> None:
     assert parse_size(text) == count

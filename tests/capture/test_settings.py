@@ -22,6 +22,7 @@ class Training:
     dtype: Literal["bfloat16", "float32"] = "float32"
     limit: int | None = 3
     max_norm: float | int = 1.0
+    kwargs: dict[str, Any] = field(default_factory=lambda: {"lr": 1e-3, "fused": True})
     norms: list[Norm] = field(default_factory=lambda: [Norm(), Norm()])
     imports: list[str | tuple[str, dict[str, Any]]] = field(default_factory=list)
 
@@ -50,12 +51,14 @@ def test_sets_nested_fields() -> None:
             "training.limit": "none",
             "training.imports": ["a.b", ["c.d", {"k": 1}]],
             "training.max_norm": 2,
+            "training.kwargs.lr": 1,
         },
     )
     assert (root.training.steps, root.training.dtype, root.training.limit) == (20, "bfloat16", None)
     assert [norm.eps for norm in root.training.norms] == [1e-5, 1e-6]
     assert root.training.imports == ["a.b", ("c.d", {"k": 1})]
     assert root.training.max_norm == 2
+    assert root.training.kwargs == {"lr": 1.0, "fused": True}
 
 
 @pytest.mark.parametrize(
@@ -69,6 +72,8 @@ def test_sets_nested_fields() -> None:
         ("training", 3, ["is a section", "steps"]),
         ("training.steps.deep", 3, ["is a value (int)"]),
         ("training.norms.7.eps", 1.0, ["list of 2", "'7'"]),
+        ("training.kwargs.rl", 1.0, ["no 'rl'", "did you mean lr"]),
+        ("training.kwargs.fused", "yes", ["Expected bool"]),
         ("training.steps", 13, ["13 is not a number of steps"]),
     ],
 )

@@ -57,7 +57,12 @@ def test_calls_come_back(log: Path) -> None:
     assert (output.shape, output.dtype) == ((8, 16), "bfloat16")
     assert output.digest is not None
     assert (output.digest.count, output.digest.sum, output.digest.abs_sum) == (128, 32.0, 64.0)
-    assert (output.digest.sq_sum, output.digest.min, output.digest.max, output.digest.hash) == (4.0, -1.0, 1.5, "")
+    assert (output.digest.sq_sum, output.digest.min, output.digest.max, output.digest.hash) == (
+        4.0,
+        -1.0,
+        1.5,
+        "",
+    )
     assert mm.flags["input_l1"] == [1.0, 2.0]
     assert mul.phase == "backward"
     assert [record.producer for record in mul.inputs] == [0, None]
@@ -84,7 +89,11 @@ def test_a_log_cut_off_says_so(log: Path) -> None:
     [
         ("", NotACaptureError, "first line"),
         ("hello\n", NotACaptureError, "first line"),
-        ("Total captured activations: 1\n[layers.0]\n", CorruptCaptureError, r":2: expected \[module/op_N_name\]"),
+        (
+            "Total captured activations: 1\n[layers.0]\n",
+            CorruptCaptureError,
+            r":2: expected \[module/op_N_name\]",
+        ),
         ("Total captured activations: 1\n[a/op_0_mm]\nShape\n", CorruptCaptureError, ":3: expected"),
     ],
 )

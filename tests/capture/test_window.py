@@ -10,7 +10,13 @@ from bridge.errors import UsageError
 
 @pytest.mark.parametrize(
     ("text", "first", "last", "at"),
-    [("100", 100, 100, 100), (7, 7, 7, 7), ("90:110", 90, 110, 110), ("90:110@100", 90, 110, 100), ("5@5", 5, 5, 5)],
+    [
+        ("100", 100, 100, 100),
+        (7, 7, 7, 7),
+        ("90:110", 90, 110, 110),
+        ("90:110@100", 90, 110, 100),
+        ("5@5", 5, 5, 5),
+    ],
 )
 def test_windows(text: str | int, first: int, last: int, at: int) -> None:
     assert parse_window(text) == Window(first=first, last=last, tensors_at=at)
