@@ -47,6 +47,8 @@ def verify_kernel(
     """
     from bridge.verify import verify_kernel as judge
 
+    # The author's own line and the text below are what a failing test should show.
+    __tracebackhide__ = True
     verdict = judge(spec, **options)
     if report is not None:
         from bridge.report import write_report
