@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bridge.verify.case import Case
+from bridge.verify.interpreter import repaired
 from bridge.verify.launches import watch
 from bridge.verify.memory import Watched
 from bridge.verify.spec import KernelSpec
@@ -128,7 +129,7 @@ def run_target(spec: KernelSpec, case: Case, *, twice: bool = False) -> Result |
     """Run the target under watch: launches, poisoned memory, guard bands, inputs compared afterwards."""
     inputs = tuple(copy_with_layout(t) for t in case.inputs)
     upstream = tuple(copy_with_layout(t) for t in case.grad_outputs)
-    with watch() as seen:
+    with repaired(), watch() as seen:
         watched = Watched()
         result = run(
             spec.target, spec, case, inputs=inputs, grad_outputs=upstream, context=watched, keep_graph=twice

@@ -2,8 +2,8 @@
 
 The reference is run several times with a random rounding error put on every operation: one unit on
 plain arithmetic, more on transcendental functions, and on sums what a sequential FP32 sum in a random
-order would make. The last cast to the output dtype is left out, so what remains is the noise *before*
-the one rounding that every implementation shares. Data movement is exact and stays exact.
+order would make. Results are kept as they were before their last rounding to 16 bits, the one rounding
+that every implementation shares. Data movement is exact and stays exact.
 
 The spread of those runs needs no luck of a single reference draw and knows where the formula is
 ill-conditioned: it replaces a tolerance that somebody would have to pick.
@@ -11,15 +11,15 @@ ill-conditioned: it replaces a tolerance that somebody would have to pick.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from bridge.verify.formulas import FORMULAS
 from bridge.verify.golden import plain_math
 from bridge.verify.rounding import running_sum_noise
 from bridge.verify.ulp import is_low, ulp_of, unit_roundoff
@@ -50,43 +50,6 @@ _WIDE = frozenset(
 )
 _WIDE_UNITS = 4.0
 
-_DECOMPOSED: dict[Any, Callable[..., Any]] = {
-    op: decomposition_table[op]
-    for op in (
-        aten.native_layer_norm.default,
-        aten.native_layer_norm_backward.default,
-        aten.native_group_norm.default,
-        aten.native_group_norm_backward.default,
-        aten._softmax.default,
-        aten._softmax_backward_data.default,
-        aten._log_softmax.default,
-        aten._log_softmax_backward_data.default,
-        aten.gelu.default,
-        aten.gelu_backward.default,
-        aten.silu.default,
-        aten.silu_backward.default,
-        aten.sigmoid_backward.default,
-        aten.tanh_backward.default,
-        aten.softplus.default,
-        aten.softplus_backward.default,
-        aten.log_sigmoid_forward.default,
-        aten.log_sigmoid_backward.default,
-        aten.addmm.default,
-        aten.var.correction,
-        aten.std.correction,
-        aten.var_mean.correction,
-        aten.native_dropout_backward.default,
-        aten.mse_loss.default,
-        aten.mse_loss_backward.default,
-        aten.huber_loss.default,
-        aten.huber_loss_backward.default,
-        aten.nll_loss_forward.default,
-        aten.nll_loss_backward.default,
-    )
-    if op in decomposition_table
-}
-
-
 def _base(func: Any) -> str:
     name = str(func.name()).split("::")[1].split(".")[0]
     return name[:-1] if name.endswith("_") and not name.startswith("__") else name
@@ -95,11 +58,6 @@ def _base(func: Any) -> str:
 def is_exact(func: Any) -> bool:
     """Whether `func` moves values without computing new ones."""
     return func.name().startswith("aten::") and (_base(func) in _EXACT or func.is_view)
-
-
-def decompose(func: Any) -> Callable[..., Any] | None:
-    """The formula behind a fused op, in plainer ops; None when it is plain already."""
-    return _DECOMPOSED.get(func)
 
 
 class Noisy(TorchDispatchMode):
@@ -117,7 +75,7 @@ class Noisy(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        formula = decompose(func)
+        formula = FORMULAS.get(func)
         if formula is not None:
             with self:
                 out = formula(*args, **kwargs)

@@ -15,7 +15,7 @@ class Options:
     power: put wrong variants in the target's place.
     recorded: judge the outputs that the run recorded; the target is not run.
     budget_elements: added cases larger than this many input elements are left out.
-    max_cases: added cases per dtype.
+    max_edges: edge shapes per dtype.
     """
 
     seed: int = 0
@@ -24,4 +24,4 @@ class Options:
     power: bool = True
     recorded: bool = False
     budget_elements: int = 1 << 18
-    max_cases: int = 64
+    max_edges: int = 24

@@ -19,6 +19,10 @@ from bridge.verify.sweeps import SWEEPS, Sweep, applies, changed, roles
 
 #: Families whose verdict is about the kernel's declared support; the verifier chose all others.
 OWN_FAMILIES = ("captured", "declared")
+#: Extent of the axes that an edge shape does not move.
+_SMALL = 64
+#: A tile edge is tried on an axis when it is at most this many times the longest declared extent.
+_REACH = 4
 
 
 def plan_cases(
@@ -51,15 +55,15 @@ def plan_cases(
         declared = [maker.case(shape, dtype, "declared") for shape in spec.shapes]
         cases += declared
         if options.sweeps:
-            cases += _added(maker, spec, dtype, declared, options)
+            cases += _added(maker, spec, dtype, declared, options, full=dtype == chosen[0])
     return cases
 
 
 def _added(
-    maker: _Maker, spec: KernelSpec, dtype: str, declared: list[Case], options: Options
+    maker: _Maker, spec: KernelSpec, dtype: str, declared: list[Case], options: Options, *, full: bool
 ) -> Iterator[Case]:
     tiles = _observed_tiles(spec, declared)
-    for shape in _edge_shapes(spec, tiles, options):
+    for shape in _edge_shapes(spec, tiles, options, full=full):
         yield from maker.optional(shape, dtype, "smallest" if max(shape) == 1 else "tile edge")
     for base in _bases(spec, tiles, options):
         start = next(iter(maker.optional(base, dtype, "adversarial")), None)
@@ -68,7 +72,8 @@ def _added(
         for sweep in SWEEPS:
             if applies(sweep, spec.kind):
                 yield from maker.swept(start, sweep)
-        yield from maker.laid_out(start)
+        if full:  # addresses do not depend on the dtype
+            yield from maker.laid_out(start)
         for name, make in spec.adversarial.items():
             yield from maker.optional(base, dtype, "adversarial", label=name, sample=make)
 
@@ -86,21 +91,33 @@ def _observed_tiles(spec: KernelSpec, declared: list[Case]) -> tuple[int, ...]:
     return tuple(sorted(seen))
 
 
-def _edge_shapes(spec: KernelSpec, tiles: tuple[int, ...], options: Options) -> list[tuple[int, ...]]:
-    """Smallest shape, then each axis just below, at and above each observed tile, one axis at a time."""
+def _edge_shapes(spec: KernelSpec, tiles: tuple[int, ...], options: Options, *, full: bool) -> list[tuple[int, ...]]:
+    """Smallest shape, each axis of one, then each axis just above, below and at each observed tile.
+
+    One axis moves at a time, the others stay small: edges are about masks, not about size. `full` is
+    for the first dtype; masks do not depend on the dtype, so later ones get the sizes above only.
+    """
     rank = len(spec.shapes[0])
-    base = min(spec.shapes, key=lambda s: (abs(_numel(s) - 2048), s))
+    base = min(spec.shapes, key=lambda s: (abs(_numel(s) - 1024), s))
+    longest = [max(shape[axis] for shape in spec.shapes) for axis in range(rank)]
+    small = tuple(min(n, _SMALL) for n in base)
     shapes: list[tuple[int, ...]] = [(1,) * rank]
     for axis in range(rank):
-        shapes.append(tuple(1 if i == axis else n for i, n in enumerate(base)))
-    edges = [t + d for t in tiles if t <= 2048 for d in (1, -1, 0)]
-    for size, axis in itertools.product(edges, range(rank)):
-        shapes.append(tuple(size if i == axis else min(n, 96) for i, n in enumerate(base)))
-    for tile in tiles:
-        if tile <= 256 and rank > 1:
-            shapes.append(tuple(min(2 * tile + 1, 2 * n + 1) for n in base))
+        shapes.append(tuple(1 if i == axis else n for i, n in enumerate(small)))
+    reach = [tuple(t for t in tiles if t <= max(_REACH * n, 2 * min(tiles))) for n in longest]
+    for tile in sorted({t for r in reach for t in r}):
+        shapes.append(tuple(_ragged(n, tile, tile in reach[i]) for i, n in enumerate(small)))
+    for shift in (1, -1, 0) if full else (1,):
+        for axis in range(rank):
+            for tile in reach[axis]:
+                shapes.append(tuple(tile + shift if i == axis else n for i, n in enumerate(small)))
     fresh = [s for s in dict.fromkeys(shapes) if s not in spec.shapes and min(s) >= 1]
-    return [s for s in fresh if _numel(s) <= options.budget_elements][: options.max_cases // 2]
+    return [s for s in fresh if _numel(s) <= options.budget_elements][: options.max_edges]
+
+
+def _ragged(size: int, tile: int, reachable: bool) -> int:
+    """Just past two tiles where that is not far beyond declared sizes."""
+    return min(2 * tile + 1, 129) if reachable and tile <= 64 else size
 
 
 def _bases(spec: KernelSpec, tiles: tuple[int, ...], options: Options) -> list[tuple[int, ...]]:
