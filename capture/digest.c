@@ -8,8 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 16
-#define CHUNK 2048            /* elements between two looks at the finite flag */
+#define CHUNK 1024            /* elements summed in one precision before their sums are looked at */
 #define BLOCK_WORDS 8192      /* words that share one block weight */
 #define STEP UINT64_C(0x9E3779B97F4A7C15)
 
@@ -83,18 +82,6 @@ static void add_one(digest_t *d, double v)
     if (v > d->max) d->max = v;
 }
 
-static void add_lanes(digest_t *d, const double *s, const double *a, const double *q, const double *lo,
-                      const double *hi)
-{
-    for (int l = 0; l < LANES; l++) {
-        d->sum += s[l];
-        d->abs_sum += a[l];
-        d->sq_sum += q[l];
-        if (lo[l] < d->min) d->min = lo[l];
-        if (hi[l] > d->max) d->max = hi[l];
-    }
-}
-
 static float half_to_float(uint16_t h)
 {
     uint32_t magnitude = (uint32_t)(h & 0x7FFF) << 13, bits, sign = (uint32_t)(h & 0x8000) << 16;
@@ -116,53 +103,97 @@ static float brain_to_float(uint16_t h)
     return f;
 }
 
-/* A chunk is summed as if finite; a sum of magnitudes that is not finite says it was not. */
-#define WALK(NAME, STORED, REAL, CONVERT)                                                         \
-    static void NAME(const unsigned char *p, uint64_t n, digest_t *d)                             \
-    {                                                                                             \
-        REAL buffer[CHUNK];                                                                       \
-        for (uint64_t at = 0; at < n; at += CHUNK) {                                              \
-            uint64_t len = n - at < CHUNK ? n - at : CHUNK, whole = len - len % LANES;            \
-            const unsigned char *q0 = p + at * sizeof(STORED);                                    \
-            for (uint64_t i = 0; i < len; i++) {                                                  \
-                STORED raw;                                                                       \
-                memcpy(&raw, q0 + i * sizeof(STORED), sizeof(STORED));                            \
-                buffer[i] = CONVERT(raw);                                                         \
-            }                                                                                     \
-            double s[LANES] = {0}, a[LANES] = {0}, q[LANES] = {0}, dlo[LANES], dhi[LANES];        \
-            REAL lo[LANES], hi[LANES];                                                            \
-            for (int l = 0; l < LANES; l++) { lo[l] = (REAL)INFINITY; hi[l] = (REAL)-INFINITY; }  \
-            for (uint64_t i = 0; i < whole; i += LANES)                                           \
-                for (int l = 0; l < LANES; l++) {                                                 \
-                    REAL v = buffer[i + l];                                                       \
-                    double w = v;                                                                 \
-                    s[l] += w;                                                                    \
-                    a[l] += fabs(w);                                                              \
-                    q[l] += w * w;                                                                \
-                    lo[l] = v < lo[l] ? v : lo[l];                                                \
-                    hi[l] = v > hi[l] ? v : hi[l];                                                \
-                }                                                                                 \
-            double magnitude = 0;                                                                 \
-            for (int l = 0; l < LANES; l++) { magnitude += a[l]; dlo[l] = lo[l]; dhi[l] = hi[l]; } \
-            if (!isfinite(magnitude)) whole = 0;                                                  \
-            else { add_lanes(d, s, a, q, dlo, dhi); d->finite += whole; }                         \
-            for (uint64_t i = whole; i < len; i++) add_one(d, (double)buffer[i]);                 \
-        }                                                                                         \
+/* Float types: a chunk is summed in single precision as if nothing in it could go wrong. When its sums say
+ * that something did (not finite, or squares near the smallest float) it is summed again in double. */
+static void walk_floats(const float *x, uint64_t n, digest_t *d)
+{
+    float s = 0, a = 0, q = 0, lo = INFINITY, hi = -INFINITY;
+#pragma omp simd reduction(+ : s, a, q) reduction(min : lo) reduction(max : hi)
+    for (uint64_t i = 0; i < n; i++) {
+        float v = x[i];
+        s += v;
+        a += fabsf(v);
+        q += v * v;
+        lo = v < lo ? v : lo;
+        hi = v > hi ? v : hi;
+    }
+    if (a < INFINITY && q < INFINITY && (q > 1e-25f || a == 0)) {
+        d->finite += n;
+        d->sum += s;
+        d->abs_sum += a;
+        d->sq_sum += q;
+        if (lo < d->min) d->min = lo;
+        if (hi > d->max) d->max = hi;
+        return;
+    }
+    for (uint64_t i = 0; i < n; i++) add_one(d, x[i]);
+}
+
+static void walk_doubles(const double *x, uint64_t n, digest_t *d)
+{
+    double s = 0, a = 0, q = 0, lo = INFINITY, hi = -INFINITY;
+#pragma omp simd reduction(+ : s, a, q) reduction(min : lo) reduction(max : hi)
+    for (uint64_t i = 0; i < n; i++) {
+        double v = x[i];
+        s += v;
+        a += fabs(v);
+        q += v * v;
+        lo = v < lo ? v : lo;
+        hi = v > hi ? v : hi;
+    }
+    if (a < INFINITY && q < INFINITY) {
+        d->finite += n;
+        d->sum += s;
+        d->abs_sum += a;
+        d->sq_sum += q;
+        if (lo < d->min) d->min = lo;
+        if (hi > d->max) d->max = hi;
+        return;
+    }
+    for (uint64_t i = 0; i < n; i++) add_one(d, x[i]);
+}
+
+/* Other types are converted a chunk at a time. */
+#define WALK(NAME, STORED, REAL, CONVERT, SUM)                                             \
+    static void NAME(const unsigned char *p, uint64_t n, digest_t *d)                      \
+    {                                                                                      \
+        REAL buffer[CHUNK];                                                                \
+        for (uint64_t at = 0; at < n; at += CHUNK) {                                       \
+            uint64_t len = n - at < CHUNK ? n - at : CHUNK;                                \
+            const unsigned char *q = p + at * sizeof(STORED);                              \
+            for (uint64_t i = 0; i < len; i++) {                                           \
+                STORED raw;                                                                \
+                memcpy(&raw, q + i * sizeof(STORED), sizeof(STORED));                      \
+                buffer[i] = CONVERT(raw);                                                  \
+            }                                                                              \
+            SUM(buffer, len, d);                                                           \
+        }                                                                                  \
     }
 
-#define SAME(v) (v)
-WALK(walk_f32, float, float, SAME)
-WALK(walk_f64, double, double, SAME)
-WALK(walk_f16, uint16_t, float, half_to_float)
-WALK(walk_bf16, uint16_t, float, brain_to_float)
-WALK(walk_i16, int16_t, float, SAME)
-WALK(walk_u16, uint16_t, float, SAME)
-WALK(walk_i32, int32_t, double, (double))
-WALK(walk_u32, uint32_t, double, (double))
-WALK(walk_i64, int64_t, double, (double))
-WALK(walk_u64, uint64_t, double, (double))
+WALK(walk_f16, uint16_t, float, half_to_float, walk_floats)
+WALK(walk_bf16, uint16_t, float, brain_to_float, walk_floats)
+WALK(walk_u8, uint8_t, float, (float), walk_floats)
+WALK(walk_i8, int8_t, float, (float), walk_floats)
+WALK(walk_i16, int16_t, float, (float), walk_floats)
+WALK(walk_u16, uint16_t, float, (float), walk_floats)
+WALK(walk_i32, int32_t, double, (double), walk_doubles)
+WALK(walk_u32, uint32_t, double, (double), walk_doubles)
+WALK(walk_i64, int64_t, double, (double), walk_doubles)
+WALK(walk_u64, uint64_t, double, (double), walk_doubles)
 
-/* Eight-bit types: count the 256 values, then look each up in `table`. */
+static void walk_f32(const unsigned char *p, uint64_t n, digest_t *d)
+{
+    for (uint64_t at = 0; at < n; at += CHUNK)
+        walk_floats((const float *)p + at, n - at < CHUNK ? n - at : CHUNK, d);
+}
+
+static void walk_f64(const unsigned char *p, uint64_t n, digest_t *d)
+{
+    for (uint64_t at = 0; at < n; at += CHUNK)
+        walk_doubles((const double *)p + at, n - at < CHUNK ? n - at : CHUNK, d);
+}
+
+/* Eight-bit floats: count the 256 values, then look each up in `table`. */
 static void walk_bytes(const unsigned char *p, uint64_t n, const double *table, digest_t *d)
 {
     uint64_t counts[4][256] = {{0}};
@@ -188,10 +219,11 @@ static void walk_bytes(const unsigned char *p, uint64_t n, const double *table, 
 /* kind: index into digest_native.KINDS; n: elements; first_block: of the hash, for split tensors. */
 int digest_run(const unsigned char *p, uint64_t n, int kind, uint64_t first_block, const double *table, digest_t *d)
 {
-    static const int sizes[] = {4, 8, 2, 2, 2, 2, 4, 4, 8, 8, 1};
+    static const int sizes[] = {4, 8, 2, 2, 2, 2, 4, 4, 8, 8, 1, 1, 1};
     static void (*const walks[])(const unsigned char *, uint64_t, digest_t *) = {
-        walk_f32, walk_f64, walk_f16, walk_bf16, walk_i16, walk_u16, walk_i32, walk_u32, walk_i64, walk_u64};
-    if (kind < 0 || kind > 10) return 1;
+        walk_f32, walk_f64, walk_f16, walk_bf16, walk_i16, walk_u16, walk_i32, walk_u32, walk_i64, walk_u64, NULL,
+        walk_u8, walk_i8};
+    if (kind < 0 || kind > 12) return 1;
     memset(d, 0, sizeof *d);
     d->min = INFINITY;
     d->max = -INFINITY;

@@ -25,7 +25,8 @@ STEP = 0x9E3779B97F4A7C15
 BLOCK_WORDS = 8192
 BLOCK_BYTES = 8 * BLOCK_WORDS
 
-#: Storage types that the walkers know, in the order of their codes; "byte" looks values up in a table.
+#: Types that the walkers know, in the order of their codes; "byte" looks its values up in a table. The GPU
+#: walks all eight-bit types that way.
 KINDS = (
     "float32",
     "float64",
@@ -38,6 +39,8 @@ KINDS = (
     "int64",
     "uint64",
     "byte",
+    "uint8",
+    "int8",
 )
 BYTE_TYPES = ("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
               "float8_e8m0fnu")  # fmt: skip

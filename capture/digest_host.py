@@ -45,13 +45,17 @@ def walk(address: int, count: int, dtype: str) -> Sums:
     """Sums over `count` real elements at `address`."""
     if count == 0:
         return Sums()
-    byte = dtype in BYTE_TYPES
-    kind = KINDS.index("byte" if byte else dtype)
-    table = byte_values(dtype) if byte else None
     library = digest_native.load()
-    if library is not None:
-        return digest_native.walk(library, address, count, kind, table)
-    return digest_numpy.walk(view(address, count * (1 if byte else itemsize(dtype) or 1)), dtype, table)
+    if library is None:
+        table = byte_values(dtype) if dtype in BYTE_TYPES else None
+        return digest_numpy.walk(view(address, count * (itemsize(dtype) or 1)), dtype, table)
+    kind = _KIND_OF[dtype]
+    return digest_native.walk(library, address, count, kind, byte_values(dtype) if kind == _BYTE else None)
+
+
+_BYTE = KINDS.index("byte")
+_KIND_OF = {dtype: _BYTE for dtype in BYTE_TYPES} | {kind: code for code, kind in enumerate(KINDS)}
+_KIND_OF["bool"] = KINDS.index("uint8")
 
 
 @cache

@@ -24,7 +24,7 @@ from bridge.capture.digest import Sums
 
 log = logging.getLogger("bridge.capture")
 SOURCE = Path(__file__).with_name("digest.c")
-FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
+FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-trapping-math", "-fno-math-errno", "-shared", "-fPIC")
 
 
 class _Result(ctypes.Structure):

@@ -1,0 +1,231 @@
+"""What capturing a step costs: plain step, our capture and torchtitan's logger side by side in one process.
+
+Rounds are interleaved and the fastest of each kind counts, so that a busy machine hits all alike. A
+captured step is timed from before the tracer begins until every file is written and closed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bridge.capture import load_capture
+from bridge.capture.select import Selection
+from bridge.capture.tracer import Tracer
+
+Step = Callable[[], Any]
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (1 + self.weight) * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = Norm(width), Norm(width)
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.w1, self.w3 = nn.Linear(width, 4 * width, bias=False), nn.Linear(width, 4 * width, bias=False)
+        self.w2 = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        y = self.norm1(x)
+        q, k, v = (w(y).view(rows, length, self.heads, -1).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.wo(y.transpose(1, 2).reshape(rows, length, width))
+        y = self.norm2(x)
+        return x + self.w2(nn.functional.silu(self.w1(y)) * self.w3(y))
+
+
+class Decoder(nn.Module):
+    def __init__(self, width: int, layers: int, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(Block(width, max(1, width // 64)) for _ in range(layers))
+        self.norm = Norm(width)
+        self.output = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(self.norm(x))
+
+
+def decoder_step(width: int, *, device: str, rows: int, length: int, layers: int) -> tuple[nn.Module, Step]:
+    """A model and a function that trains it for one step."""
+    torch.manual_seed(0)
+    model = Decoder(width, layers, 2048).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    tokens = torch.randint(0, 2048, (rows, length + 1), device=device)
+
+    def step() -> torch.Tensor:
+        logits = model(tokens[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return model, step
+
+
+def timed(action: Callable[[], Any], device: str) -> float:
+    """Seconds that an action takes, the device's work included."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    action()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def captured(model: nn.Module, step: Step, out: Path, selection: Selection, step_only: list[float]) -> None:
+    """One step under the tracer, files and all."""
+    tracer = Tracer(model, out=out, step=1, selection=selection, force=True)
+
+    def run() -> None:
+        begin = time.perf_counter()
+        with tracer:
+            step()
+        step_only.append(time.perf_counter() - begin)
+        tracer.finish()
+
+    captured.action = run  # type: ignore[attr-defined]
+
+
+def logger_class(path: str | None) -> Any:
+    """DebugModeTracer of a local copy of torchtitan's activation_tracer.py; None without one."""
+    if path is None:
+        return None
+    spec = importlib.util.spec_from_file_location("activation_tracer", path)
+    if spec is None or spec.loader is None:
+        sys.exit(f"--logger needs a Python file, got {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["activation_tracer"] = module
+    spec.loader.exec_module(module)
+    return module.DebugModeTracer
+
+
+@contextlib.contextmanager
+def scratch(folder: str | None) -> Iterator[Path]:
+    """A folder to capture into, removed afterwards."""
+    path = Path(tempfile.mkdtemp(prefix="bench-capture-", dir=folder))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def measure(model: nn.Module, step: Step, *, device: str, rounds: int, logger: Any, folder: str | None) -> dict[str, Any]:
+    """Seconds, ratios and memory of one model."""
+    kinds = {
+        "digest": Selection(),
+        "tensors": Selection(patterns=("*",)),
+    }
+    seconds: dict[str, list[float]] = {"plain": [], **{kind: [] for kind in kinds}}
+    step_only: dict[str, list[float]] = {kind: [] for kind in kinds}
+    memory: dict[str, float] = {}
+    for _ in range(2):
+        step()
+    with scratch(folder) as out:
+        for kind, selection in kinds.items():
+            captured(model, step, out / kind, selection, [])
+            captured.action()  # type: ignore[attr-defined]
+        for _ in range(rounds):
+            seconds["plain"].append(_peak(memory, "plain", device, step))
+            for kind, selection in kinds.items():
+                captured(model, step, out / kind, selection, step_only[kind])
+                seconds[kind].append(_peak(memory, kind, device, captured.action))  # type: ignore[attr-defined]
+            if logger is not None:
+                seconds.setdefault("logger", []).append(_peak(memory, "logger", device, _logged(logger, model, step)))
+        manifest = load_capture(out / "tensors").manifest
+        calls = len(load_capture(out / "digest").calls)
+    plain = min(seconds["plain"])
+    result: dict[str, Any] = {
+        "seconds": {kind: round(min(values), 4) for kind, values in seconds.items()},
+        "ratios": {kind: round(min(values) / plain, 2) for kind, values in seconds.items() if kind != "plain"},
+        "ratios_until_step_returns": {kind: round(min(v) / plain, 2) for kind, v in step_only.items()},
+        "calls": calls,
+        "stored_gb": round(manifest.stored_bytes / 1e9, 3),
+        "dropped": len(manifest.dropped),
+    }
+    if device == "cuda":
+        base = memory["plain"]
+        result["extra_peak_memory"] = {kind: round(peak / base - 1, 4) for kind, peak in memory.items() if kind != "plain"}
+    return result
+
+
+def _logged(logger: Any, model: nn.Module, step: Step) -> Callable[[], None]:
+    def action() -> None:
+        with logger(model):
+            step()
+
+    return action
+
+
+def _peak(memory: dict[str, float], kind: str, device: str, action: Callable[[], Any]) -> float:
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds = timed(action, device)
+    if device == "cuda":
+        memory[kind] = max(memory.get(kind, 0.0), float(torch.cuda.max_memory_allocated()))
+    return seconds
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(prog="scripts/bench capture", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    parser.add_argument("--width", type=int, nargs="+", default=[256, 1024], help="widths of the decoder")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--logger", metavar="FILE", help="local copy of torchtitan's activation_tracer.py")
+    parser.add_argument("--folder", help="write captures here (default: the temporary folder)")
+    given = parser.parse_args()
+    logger = logger_class(given.logger)
+    models = {}
+    for width in given.width:
+        model, step = decoder_step(
+            width, device=given.device, rows=given.rows, length=given.length, layers=given.layers
+        )
+        models[f"width {width}"] = measure(
+            model, step, device=given.device, rounds=given.rounds, logger=logger, folder=given.folder
+        )
+        if not given.json:
+            print(f"width {width}: {json.dumps(models[f'width {width}'])}", flush=True)
+    first = models[f"width {given.width[0]}"]
+    if given.json:
+        facts = {"torch": torch.__version__, "device": given.device, "threads": torch.get_num_threads()}
+        print(json.dumps({"ratios": first["ratios"], "models": models, "machine": {**facts, "cpus": os.cpu_count()}}))
+
+
+if __name__ == "__main__":
+    main()
