@@ -151,6 +151,9 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     capture: str | None = None
     seed: int = 0
     interpreter: bool = False  #: TRITON_INTERPRET=1
+    request: dict[
+        str, Any
+    ] = {}  #: what was asked for, so that `bridge recheck` and `bridge repro` can ask again
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
