@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+import msgspec
 import torch
 import xxhash
 
 from bridge.environment import device_name, package_versions
 from bridge.verify import registry
 from bridge.verify.case import Case
+from bridge.verify.judge import constants_of
 from bridge.verify.registry import LoadedSpec
 from bridge.verify.request import Declared, Request
-from bridge.verify.verdict import Constants, Provenance
+from bridge.verify.verdict import Provenance
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
@@ -30,16 +32,6 @@ def case_digests(case: Case) -> tuple[str, ...]:
     return tuple(tensor_digest(tensor) for tensor in (*case.inputs, *case.grad_outputs))
 
 
-def spec_constants(loaded: LoadedSpec) -> Constants:
-    """The constants that the spec itself declares."""
-    spec = loaded.spec
-    return Constants(
-        fudge_factor=spec.fudge_factor,
-        project_atol=spec.project_atol,
-        max_reference_relative_error=spec.max_reference_relative_error,
-    )
-
-
 def make_provenance(loaded: LoadedSpec, request: Request) -> Provenance:
     """Where the verdict comes from, stamped with the present time (UTC)."""
     return Provenance(
@@ -52,6 +44,7 @@ def make_provenance(loaded: LoadedSpec, request: Request) -> Provenance:
         capture=request.capture,
         seed=request.seed,
         interpreter=registry.interpreting(),
+        request=msgspec.to_builtins(request),
     )
 
 
@@ -59,7 +52,7 @@ def declare(loaded: LoadedSpec, request: Request, cases: Sequence[Case], provena
     """Everything that must be fixed before the target runs, as one record."""
     return Declared(
         op=loaded.spec.name,
-        constants=request.constants.over(spec_constants(loaded)),
+        constants=request.constants.over(constants_of(loaded.spec)),
         provenance=provenance,
         cases=tuple(case.name for case in cases),
         input_digests={case.name: case_digests(case) for case in cases},

@@ -10,7 +10,7 @@ import torch
 
 from bridge.environment import device_name
 from bridge.errors import CaptureError, KernelError, SpecError, UsageError, near_misses
-from bridge.verify import assemble, drawn, fallback, provenance, registry, replay, sites
+from bridge.verify import assemble, drawn, fallback, provenance, recorded, registry, replay, sites
 from bridge.verify.bind import Bindings, bind_cases
 from bridge.verify.case import Case
 from bridge.verify.judge import Judgement, judge
@@ -169,6 +169,9 @@ class _Session:
         stamp = provenance.make_provenance(self.loaded, request)
         bound = self._bind(device)
         options = Options(seed=request.seed, sweeps=request.sweep, recorded=request.target == "recorded")
+        if options.recorded:
+            spec, bound = recorded.only_recorded(self.spec, bound)
+            self.loaded = replace(self.loaded, spec=spec)
         cases = list(bound.cases)
         if request.sweep and not options.recorded:
             # Tile edges are found by running the target, so what is known without it is declared first.
