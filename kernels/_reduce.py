@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bridge.kernels._launch import narrow, wrap_triton
+from bridge.kernels._launch import INTERPRETED, column_block, narrow, wrap_triton
 
 #: Row blocks at 4096 columns: enough to keep every SM of a large GPU busy.
 _ROW_BLOCKS = 512
@@ -39,9 +39,11 @@ def fold_kernel(
 def fold(partial: torch.Tensor, total: torch.Tensor) -> None:
     """Write the column sums of `partial` `[blocks, columns]` fp32 to `total` `[columns]`, both contiguous."""
     blocks, columns = partial.shape
-    wrap_triton(fold_kernel)[(triton.cdiv(columns, _COLUMNS),)](
+    # The interpreter pays about 50 ms a program here and nothing for a wide one.
+    width = column_block(columns) if INTERPRETED else _COLUMNS
+    wrap_triton(fold_kernel)[(triton.cdiv(columns, width),)](
         partial, total, blocks, columns,
-        TILES=triton.cdiv(blocks, _ROWS), ROWS=_ROWS, BLOCK=_COLUMNS, num_warps=4,
+        TILES=triton.cdiv(blocks, _ROWS), ROWS=_ROWS, BLOCK=width, num_warps=4,
     )  # fmt: skip
 
 
