@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bridge.errors import UsageError, near_misses
-from bridge.verify.columns import KINDS, Bools, Columns, Floats, Ints, combined_hash
+from bridge.verify.columns import KINDS, Bools, Columns, Floats, Ints, combined_hash, inner_calls
 from bridge.verify.diff_document import MATCH_KINDS, MatchKind
 
 #: Cells of one alignment table; above it only equal digests pair what is left in the group.
@@ -328,20 +328,16 @@ def _at_boundary(pairing: _Pairing, group_a: Ints, group_b: Ints) -> None:
             continue
         # Nearest to the ends of both runs; a tie goes by shape, which does not depend on the side.
         fits = [
-            (back_a + back_b, max(back_a, back_b), str(a.pool.items()[a.shapes[call_a]]), call_a, call_b)
+            (back_a + back_b, max(back_a, back_b), str(a.pool.items()[a.first_shape[call_a]]), call_a, call_b)
             for back_a, call_a in enumerate(reversed(run_a[-MAX_RUN:]))
             for back_b, call_b in enumerate(reversed(run_b[-MAX_RUN:]))
-            if a.shapes[call_a] == b.shapes[call_b] != _no_shape(a)
+            if a.first_shape[call_a] == b.first_shape[call_b] >= 0
         ]
         if fits:
             *_, last_a, last_b = min(fits)
             kind: MatchKind = "renamed" if len(run_a) == len(run_b) == 1 else "module"
             pairing.pair(np.array([last_a]), np.array([last_b]), kind)
             pairing.runs[last_a] = (run_a, run_b)
-
-
-def _no_shape(columns: Columns) -> int:
-    return columns.pool.number(())
 
 
 def _open_runs(group: Ints, partner: Ints, columns: Columns) -> dict[tuple[int, int], list[int]]:
@@ -352,8 +348,12 @@ def _open_runs(group: Ints, partner: Ints, columns: Columns) -> dict[tuple[int, 
     before = np.cumsum(paired) - paired
     starts = np.concatenate([[True], np.diff(group[order]) != 0]) if len(order) else np.zeros(0, bool)
     base = np.maximum.accumulate(np.where(starts, before, 0)) if len(order) else before
+    outer = inner_calls(columns)
     runs: dict[tuple[int, int], list[int]] = {}
     for place in np.flatnonzero(~paired).tolist():
         call = int(order[place])
-        runs.setdefault((int(group[call]), int(before[place] - base[place])), []).append(call)
+        run = runs.setdefault((int(group[call]), int(before[place] - base[place])), [])
+        # A kernel's launch, or a wrapper's local op, is part of the call that it runs inside.
+        if outer[call] < 0 and not any(columns.index[other] == columns.parent[call] for other in run):
+            run.append(call)
     return runs

@@ -8,19 +8,22 @@ needs tensors, is in `counterfactual` and overrules what is found here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from bridge.capture.record import Call
 from bridge.verify.columns import (
+    GRAD_INPUT,
     GRAD_OUTPUT,
     KINDS,
+    OUTPUT,
     PHASES,
     Bools,
     Columns,
     Floats,
     Ints,
+    reads_of,
     short_op,
     take,
 )
@@ -60,6 +63,8 @@ class Finding:
     only_a: int = -1
     only_b: int = -1
     detail: str = ""
+    backward: bool = False  #: a module call whose gradients are meant, not its outputs
+    module: str = ""  #: where the call itself does not say: the module it belongs to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,26 @@ def attribute(a: Columns, b: Columns, divergence: Divergence) -> Attributions:
         batch_differs=batch,
         arguments=arguments,
     )
+
+
+def makers_of(columns: Columns, module: int, *, backward: bool) -> list[int]:
+    """Positions of the calls that made a module call's gradients (or outputs)."""
+    wanted = GRAD_INPUT if backward else OUTPUT
+    rows = [row for row in take(columns.writes, module) if columns.writes.role[row] == wanted]
+    return [int(columns.writes.producer[row]) for row in rows if columns.writes.producer[row] >= 0]
+
+
+def retaint(
+    a: Columns, b: Columns, divergence: Divergence, found: Attributions, findings: list[Finding], origin: Ints
+) -> Attributions:
+    """The attributions with other findings, and what descends from them; `origin` wins where it is set."""
+    partner_b = np.full(len(b), -1, np.int64)
+    partner_b[divergence.alignment.b] = np.arange(len(divergence.alignment))
+    findings = _without_outer(a, b, divergence, findings)
+    level = _levels(b, divergence)
+    base, tainted = _origins(b, divergence, findings, _places(b), partner_b, level)
+    replayed = origin != found.origin
+    return replace(found, findings=tuple(findings), origin=np.where(replayed, origin, base), tainted=tainted)
 
 
 def _places(columns: Columns) -> Floats:
@@ -181,12 +206,12 @@ def _levels(b: Columns, divergence: Divergence) -> Floats:
 
 
 def _likely(divergence: Divergence, level: Floats) -> Bools:
-    """Pairs whose outputs differ far more than their unequal inputs can."""
+    """Pairs whose outputs (or, of a module, gradients) differ far more than their unequal inputs can."""
     with np.errstate(invalid="ignore"):
-        inputs = np.fmax(divergence.in_difference, level)
-        return np.asarray(
-            ~divergence.in_equal & (divergence.out_difference > GAIN * (divergence.noise + inputs))
-        )
+        inputs = divergence.noise + np.fmax(divergence.in_difference, level)
+        forward = divergence.out_difference > GAIN * inputs
+        backward = divergence.backward > GAIN * np.fmax(inputs, divergence.backward_in)
+        return np.asarray(~divergence.in_equal & (forward | backward))
 
 
 def _born(
@@ -201,7 +226,8 @@ def _born(
         sure = bool(born[pair])
         size, floor = float(divergence.out_difference[pair]), float(divergence.noise[pair])
         part = "outputs"
-        if sure and not size > floor and not divergence.biased[pair]:
+        gradients = bool(np.nan_to_num(divergence.backward[pair]) > np.nan_to_num(size))
+        if (sure and not size > floor and not divergence.biased[pair]) or (not sure and gradients):
             size, part = float(divergence.backward[pair]), "gradients"
         amount = f"{part} differ by {size:.2g} of their largest magnitude, rounding explains {floor:.2g}"
         if sure and divergence.biased[pair] and not size > floor:
@@ -227,6 +253,7 @@ def _born(
                 basis="structure" if pair in arguments else "digest",
                 reason=reason,
                 pair=pair,
+                backward=part == "gradients",
             )
         )
     return found
@@ -404,7 +431,8 @@ def _entered(
         return [], 0.0, 0.0, (), batch
     share = len(seen) / max(len(total), 1)
     ordered = sorted(seen.values(), key=lambda item: (-item[0], item[1]))
-    names = tuple(_input_name(b, divergence, row) for _, row in ordered)
+    known_names = parameter_names(b)
+    names = tuple(_input_name(b, divergence, row, known_names) for _, row in ordered)
     found: list[Finding] = []
     if share <= MOSTLY:
         for (size, row), name in zip(ordered, names, strict=True):
@@ -417,17 +445,37 @@ def _entered(
                     basis="digest",
                     reason=f"{name} already differs when the step begins (by {size:.2g} of its largest magnitude)",
                     pair=pair,
+                    module=known_names.get(int(b.reads.hash[reads.b[row]]), ("", ""))[1],
                 )
             )
     return found, share, ordered[0][0], names, batch
 
 
-def _input_name(b: Columns, divergence: Divergence, row: int) -> str:
+def parameter_names(columns: Columns) -> dict[int, tuple[str, str]]:
+    """Contents of parameters -> (full name, module FQN), as the innermost module that uses them says."""
+    names: dict[int, tuple[str, str]] = {}
+    for at in np.flatnonzero(columns.kind == _MODULE).tolist():
+        call = columns.calls[at]
+        first = int(columns.reads.start[at]) + len(call.inputs)
+        for place, record in enumerate(
+            reads_of(call)[len(call.inputs) : len(call.inputs) + len(call.params)]
+        ):
+            content = int(columns.reads.hash[first + place])
+            known = names.get(content)
+            if content and (known is None or len(call.module) > len(known[1])):
+                names[content] = f"{call.module}.{record.name}".lstrip("."), call.module
+    return names
+
+
+def _input_name(b: Columns, divergence: Divergence, row: int, names: dict[int, tuple[str, str]]) -> str:
+    named = names.get(int(b.reads.hash[divergence.reads.b[row]]))
+    if named is not None:
+        return named[0]
     call = b.calls[int(divergence.alignment.b[divergence.reads.pair[row]])]
     at = int(divergence.reads.b[row]) - int(
         b.reads.start[int(divergence.alignment.b[divergence.reads.pair[row]])]
     )
-    records = call.inputs + call.params + call.grad_outputs
+    records = reads_of(call)
     name = records[at].name if at < len(records) else "?"
     if call.kind == "module":
         return (
@@ -449,7 +497,8 @@ def _without_outer(a: Columns, b: Columns, divergence: Divergence, findings: lis
     kept = []
     for number, (finding, call) in enumerate(zip(findings, calls, strict=True)):
         if call.kind != "module":
-            kept.append(finding)
+            if not _inside_another(calls, call):
+                kept.append(finding)
             continue
         inside = any(
             (other.module == call.module or other.module.startswith(f"{call.module}." if call.module else ""))
@@ -464,6 +513,17 @@ def _without_outer(a: Columns, b: Columns, divergence: Divergence, findings: lis
     return kept
 
 
+def _inside_another(calls: list[Call], call: Call) -> bool:
+    """An op or launch that ran inside an op which is found as well (a wrapper's local op, a kernel's launch)."""
+    return any(
+        other.rank == call.rank
+        and other.kind == "op"
+        and other.index != call.index
+        and (other.index == call.parent or any(record.producer == call.index for record in other.outputs))
+        for other in calls
+    )
+
+
 def _origins(
     b: Columns,
     divergence: Divergence,
@@ -475,15 +535,21 @@ def _origins(
     """Origin per pair, and which pairs descend from a finding (along producers, in execution order)."""
     alignment = divergence.alignment
     origin = np.zeros(len(alignment), np.int64)
+    module = b.kind == _MODULE
     named = {finding.pair: finding for finding in findings if finding.pair >= 0}
     own_b = {finding.only_b for finding in findings if finding.only_b >= 0}
+    makers = {
+        maker
+        for finding in findings
+        if finding.pair >= 0 and module[int(alignment.b[finding.pair])]
+        for maker in makers_of(b, int(alignment.b[finding.pair]), backward=finding.backward)
+    }
     missing = any(finding.only_a >= 0 for finding in findings)
     first_missing = min((finding.place for finding in findings if finding.only_a >= 0), default=np.inf)
     tainted_call = np.zeros(len(b), bool)
     tainted = np.zeros(len(alignment), bool)
     differs = np.ones(len(b), bool)
     differs[alignment.b] = ~(divergence.out_equal & divergence.in_equal)
-    module = b.kind == _MODULE
     start, producer = b.reads.start, b.reads.producer
     order = np.lexsort((b.rank, b.index, b.step))
     for call in order[differs[order]].tolist():
@@ -492,12 +558,12 @@ def _origins(
         inherits = bool(tainted_call[made[made >= 0]].any())
         if missing and place_b[call] >= first_missing and pair >= 0 and not divergence.in_equal[pair]:
             inherits = True
-        own = pair in named or call in own_b
+        own = pair in named or call in own_b or call in makers
         tainted_call[call] = own or inherits
         if pair < 0:
             continue
         tainted[pair] = own or (inherits and not divergence.out_equal[pair])
-        if own:
+        if pair in named:
             origin[pair] = ORIGINS.index(named[pair].origin)
         elif not divergence.out_equal[pair] and (inherits or not divergence.in_equal[pair]):
             inputs = np.fmax(divergence.in_difference[pair], level[pair])

@@ -91,6 +91,8 @@ class Columns:
     index: Ints
     signature: Ints  #: pool: shapes and dtypes of the outputs
     shapes: Ints  #: pool: shapes of the outputs
+    first_shape: Ints  #: pool: shape of the first output; -1: none
+    parent: Ints  #: index of the call that this one ran inside; -1: none
     reads: Tensors
     writes: Tensors
 
@@ -132,6 +134,25 @@ _EMPTY = Digest(
 )
 
 
+def _by_name(records: tuple[TensorRecord, ...]) -> tuple[TensorRecord, ...]:
+    return tuple(sorted(records, key=lambda record: record.name))
+
+
+def reads_of(call: Call) -> tuple[TensorRecord, ...]:
+    """What a call reads, in the order of the columns: a module's parameters and gradients by name.
+
+    Autograd makes gradients in an order of its own, which differs between implementations.
+    """
+    if call.kind != "module":
+        return call.inputs
+    return call.inputs + _by_name(call.params) + _by_name(call.grad_outputs)
+
+
+def writes_of(call: Call) -> tuple[TensorRecord, ...]:
+    """What a call writes, in the order of the columns."""
+    return call.outputs if call.kind != "module" else call.outputs + _by_name(call.grad_inputs)
+
+
 def columns(calls: Sequence[Call], pool: Pool) -> Columns:
     """Turn calls into columns; `pool` is shared by the two runs that are to be compared."""
     # Millions of short-lived objects and no cycles: the collector would cost more than the work.
@@ -150,11 +171,8 @@ def _columns(calls: Sequence[Call], pool: Pool) -> Columns:
     index = np.array([call.index for call in calls], np.int64)
     rank = np.array([call.rank for call in calls], np.int64)
     step = np.array([call.step for call in calls], np.int64)
-    reads = [
-        call.inputs + call.params + call.grad_outputs if call.kind == "module" else call.inputs
-        for call in calls
-    ]
-    writes = [call.outputs + call.grad_inputs if call.kind == "module" else call.outputs for call in calls]
+    reads = [reads_of(call) for call in calls]
+    writes = [writes_of(call) for call in calls]
     read_roles = [
         (INPUT,) * len(call.inputs) + (PARAM,) * len(call.params) + (GRAD_OUTPUT,) * len(call.grad_outputs)
         for call in calls
@@ -183,7 +201,10 @@ def _columns(calls: Sequence[Call], pool: Pool) -> Columns:
         index=index,
         signature=pool.numbers(zip(shapes, dtypes, strict=True)),
         shapes=pool.numbers(shapes),
+        first_shape=np.array([pool.number(each[0]) if each else -1 for each in shapes], np.int64),
+        parent=np.array([-1 if call.parent is None else call.parent for call in calls], np.int64),
         reads=_tensors(
+            calls,
             reads,
             [_OVERWRITES.get(short_op(call.op), -1) for call in calls],
             read_roles,
@@ -195,6 +216,7 @@ def _columns(calls: Sequence[Call], pool: Pool) -> Columns:
             pool,
         ),
         writes=_tensors(
+            calls,
             writes,
             [0 if _is_empty(call.op) else -1 for call in calls],
             write_roles,
@@ -209,6 +231,7 @@ def _columns(calls: Sequence[Call], pool: Pool) -> Columns:
 
 
 def _tensors(
+    calls: Sequence[Call],
     lists: list[tuple[TensorRecord, ...]],
     voids: list[int],
     module_roles: list[tuple[int, ...]],
@@ -250,8 +273,19 @@ def _tensors(
         producer=_positions(producers, call, rank, step, index),
         stored=np.array([record.blob is not None for record in flat], bool),
         void=(np.arange(len(flat)) - start[call] == np.array(voids, np.int64)[call])
-        | np.array([record.name == "out" for record in flat], bool),
+        | np.array([record.name == "out" for record in flat], bool)
+        | _fresh(calls, lists, start),
     )
+
+
+def _fresh(calls: Sequence[Call], lists: list[tuple[TensorRecord, ...]], start: Ints) -> Bools:
+    """Outputs that a launch was given memory for, which nothing has written before."""
+    fresh = np.zeros(int(start[-1]), bool)
+    for at, call in enumerate(calls):
+        if call.kind == "launch" and call.mutated:
+            for place, record in enumerate(lists[at]):
+                fresh[int(start[at]) + place] = record.producer is None and record.name in call.mutated
+    return fresh
 
 
 def _orders(layouts: list[tuple[tuple[int, ...], tuple[int, ...]]], pool: Pool) -> Ints:
@@ -284,6 +318,38 @@ def _numels(shape: Ints, pool: Pool) -> Floats:
 def take(tensors: Tensors, call: int) -> range:
     """Rows of one call."""
     return range(int(tensors.start[call]), int(tensors.start[call + 1]))
+
+
+def inner_calls(columns: Columns) -> Ints:
+    """Per call the position of the call that it ran inside of and whose outputs it made; -1: none.
+
+    A custom op is followed by the kernel launches that do its work, a wrapper's op by the local one.
+    """
+    writes = columns.writes
+    outer = np.full(len(columns), -1, np.int64)
+    rows = (writes.producer >= 0) & (writes.producer != writes.call)
+    rows &= (columns.kind[writes.call] != KINDS.index("module")) & (writes.role == OUTPUT)
+    outer[writes.producer[rows]] = writes.call[rows]
+    return outer
+
+
+def owners(columns: Columns) -> dict[int, int]:
+    """Per call that no module is known of (a custom backward), the module call whose gradients it made."""
+    writes = columns.writes
+    found: dict[int, int] = {}
+    outer = inner_calls(columns)
+    rows = np.flatnonzero((writes.role == GRAD_INPUT) & (writes.producer >= 0))
+    for row in rows.tolist():
+        module, maker = int(writes.call[row]), int(writes.producer[row])
+        for call in (maker, int(outer[maker])):
+            known = found.get(call)
+            if call >= 0 and (known is None or _depth(columns, module) > _depth(columns, known)):
+                found[call] = module
+    return found
+
+
+def _depth(columns: Columns, call: int) -> int:
+    return len(columns.calls[call].module)
 
 
 def combined_hash(tensors: Tensors, calls: int) -> npt.NDArray[np.uint64]:

@@ -11,7 +11,7 @@ import numpy as np
 from bridge.capture.record import Digest, TensorRecord
 from bridge.errors import CaptureError
 from bridge.verify.attribution import Attributions
-from bridge.verify.columns import ROLES, Columns, take
+from bridge.verify.columns import ROLES, Columns, reads_of, take, writes_of
 from bridge.verify.diff_document import MATCH_KINDS, STATUSES, CallDetail, TensorDiff
 from bridge.verify.diff_table import Rows
 from bridge.verify.divergence import Divergence, TensorPairs
@@ -97,9 +97,7 @@ def record_of(columns: Columns, side: str, row: int) -> TensorRecord:
     tensors = columns.reads if side == "reads" else columns.writes
     call = columns.calls[int(tensors.call[row])]
     at = row - int(tensors.start[int(tensors.call[row])])
-    if side == "reads":
-        return (call.inputs + call.params + call.grad_outputs)[at]
-    return (call.outputs + call.grad_inputs)[at]
+    return (reads_of(call) if side == "reads" else writes_of(call))[at]
 
 
 def _tensor(

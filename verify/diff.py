@@ -13,8 +13,8 @@ from bridge.environment import package_versions
 from bridge.errors import CaptureError
 from bridge.verify import floors
 from bridge.verify.align import Alignment, align, read_overrides
-from bridge.verify.attribution import GAIN, Attributions, attribute
-from bridge.verify.columns import Columns, Pool, columns
+from bridge.verify.attribution import GAIN, Attributions, attribute, makers_of
+from bridge.verify.columns import Columns, Pool, columns, inner_calls, owners
 from bridge.verify.details import call_detail, interesting_rows
 from bridge.verify.diff_document import (
     MATCH_KINDS,
@@ -136,10 +136,20 @@ def _suspects(
     run_b: Run, a: Columns, b: Columns, rows: Rows, attributions: Attributions, replays: Replays | None
 ) -> tuple[Suspect, ...]:
     suspects = []
+    owner = owners(b)
     for finding in attributions.findings[:MAX_SUSPECTS]:
         row = rows.row_of(finding)
         call = rows.call_of(a, b, finding)
-        kernel = _kernel_of(call.op, call.module_class)
+        module, module_class = finding.module or call.module, call.module_class
+        at_b = int(rows.at_b[row])
+        if not module and at_b in owner:
+            module, module_class = b.calls[owner[at_b]].module, b.calls[owner[at_b]].module_class
+        maker = call
+        if call.kind == "module" and at_b >= 0:
+            made = makers_of(b, at_b, backward=finding.backward)
+            outer = inner_calls(b)
+            maker = b.calls[int(outer[made[0]]) if outer[made[0]] >= 0 else made[0]] if made else call
+        kernel = _kernel_of(maker.op, module_class)
         attribution = replays.of(finding.pair) if replays is not None else None
         if kernel:
             following = f"bridge verify --op {kernel} --from {run_b.path}"
@@ -152,11 +162,11 @@ def _suspects(
                 row=row,
                 key=call.key,
                 op=call.op,
-                module=call.module,
-                module_class=call.module_class,
-                phase=call.phase,
+                module=module,
+                module_class=module_class,
+                phase="backward" if finding.backward else call.phase,
                 kernel=kernel,
-                reason=finding.reason,
+                reason=finding.reason + ("" if maker is call else f" (made by {maker.op})"),
                 attribution=attribution or rows.attribution_of(finding),
                 source=call.source,
                 next_command=following,

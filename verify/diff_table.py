@@ -9,7 +9,7 @@ import numpy as np
 
 from bridge.capture.record import Call
 from bridge.verify.attribution import Attributions, Finding
-from bridge.verify.columns import KINDS, OUTPUT, PHASES, Columns, Floats, Ints, Tensors
+from bridge.verify.columns import KINDS, OUTPUT, PHASES, Bools, Columns, Floats, Ints, Tensors
 from bridge.verify.diff_document import ORIGINS, STATUSES, Attribution, CallTable, Status
 from bridge.verify.divergence import Divergence, execution_order
 
@@ -23,6 +23,7 @@ class Rows:
     pair: Ints  #: -1: unmatched
     status: Ints  #: number in STATUSES
     origin: Ints  #: number in ORIGINS
+    module: Bools  #: a module call
     row_of_pair: Ints
     row_of_a: Ints
     row_of_b: Ints
@@ -32,8 +33,12 @@ class Rows:
 
     def first(self, statuses: tuple[Status, ...]) -> int | None:
         """First row of one of these statuses."""
-        found = np.flatnonzero(np.isin(self.status, [STATUSES.index(status) for status in statuses]))
-        return int(found[0]) if len(found) else None
+        chosen = np.isin(self.status, [STATUSES.index(status) for status in statuses])
+        # A module call begins before the ops inside it, which say more.
+        for rows in (np.flatnonzero(chosen & ~self.module), np.flatnonzero(chosen)):
+            if len(rows):
+                return int(rows[0])
+        return None
 
     def row_of(self, finding: Finding) -> int:
         if finding.pair >= 0:
@@ -97,6 +102,9 @@ def rows_of(a: Columns, b: Columns, divergence: Divergence, attributions: Attrib
         pair=pair,
         status=whole,
         origin=origin,
+        module=np.where(at_b >= 0, b.kind[at_b], a.kind[at_a]) == KINDS.index("module")
+        if len(b) and len(a)
+        else np.zeros(len(pair), bool),
         row_of_pair=row_of_pair,
         row_of_a=row_of_a,
         row_of_b=row_of_b,

@@ -264,7 +264,7 @@ def _compare(
     # Equal statistics with other bits: the same values in other places, unless it is below what sums resolve.
     moved &= (left.dtype[rows_a] == right.dtype[rows_b]) & (eps * 1e-2 / n > SAME_SUM)
     bound = np.where(moved, np.fmax(bound, rms_a / scale), bound)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         norm = np.abs(left.abs_sum[rows_a] - right.abs_sum[rows_b]) / np.fmax(left.abs_sum[rows_a], 1e-300)
     bound = np.where(norms_only, norm, bound)
     equal |= comparable & ((hash_a == 0) | (hash_b == 0)) & (bound <= precision) & (precision > 0)

@@ -9,7 +9,7 @@ import numpy as np
 
 from bridge.capture.record import Call, Digest, TensorRecord
 from bridge.errors import CaptureError
-from bridge.verify.columns import Columns, Tensors, short_op
+from bridge.verify.columns import Columns, Tensors, reads_of, short_op, take
 from bridge.verify.diff_document import NonFinite
 from bridge.verify.runs import Run
 
@@ -45,7 +45,10 @@ def first_nonfinite(columns: Columns, run: Run) -> tuple[NonFinite, ...]:
             if call.kind == "module" or short_op(call.op).removeprefix("new_").startswith("empty"):
                 continue
             record = next((item for item in call.outputs if _has(item.digest, what)), None)
-            if record is None or any(_has(item.digest, what) for item in call.inputs):
+            if record is None:
+                continue
+            read = zip(call.inputs, take(columns.reads, at), strict=False)
+            if any(_has(item.digest, what) and not columns.reads.void[row] for item, row in read):
                 continue
             if what == "inf" and _told_infinite(call):
                 continue
@@ -65,8 +68,8 @@ def _told_infinite(call: Call) -> bool:
     def infinite(value: Any) -> bool:
         if isinstance(value, list | tuple):
             return any(infinite(item) for item in value)
-        if isinstance(value, str):
-            return value in ("inf", "-inf")
+        if isinstance(value, dict):
+            return value.get("float") in ("inf", "-inf")
         return isinstance(value, float) and math.isinf(value)
 
     return any(infinite(value) for value in call.attrs.values())
@@ -75,7 +78,7 @@ def _told_infinite(call: Call) -> bool:
 def _entered(columns: Columns, run: Run, what: str, order: Any) -> NonFinite | None:
     """A parameter, buffer or batch that is not finite when the step begins, before anything made it."""
     reads: Tensors = columns.reads
-    rows = np.flatnonzero((reads.nonfinite > 0) & (reads.producer < 0))
+    rows = np.flatnonzero((reads.nonfinite > 0) & (reads.producer < 0) & ~reads.void)
     first = int(columns.index[order[0]]) if len(order) else None
     made: dict[int, int] = {}
     for row in np.flatnonzero(columns.writes.nonfinite > 0).tolist():
@@ -85,7 +88,7 @@ def _entered(columns: Columns, run: Run, what: str, order: Any) -> NonFinite | N
     for row in rows[np.lexsort((columns.rank[reads.call[rows]], columns.index[reads.call[rows]]))].tolist():
         at = int(reads.call[row])
         call = columns.calls[at]
-        record = (call.inputs + call.params + call.grad_outputs)[row - int(reads.start[at])]
+        record = reads_of(call)[row - int(reads.start[at])]
         fresh = first is not None and int(columns.index[at]) > first
         earlier = made.get(int(reads.hash[row]), call.index) < call.index
         if not _has(record.digest, what) or earlier or fresh:
