@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from bridge.verify.counterfactual import Replays
 
 #: Rows that get a drill-down, beside the suspects.
-WORST_ROWS = 24
+WORST_ROWS = 16
+#: Tensors of one row that are compared element by element: what it wrote first.
+MAX_TENSORS = 6
 #: Tensors of more elements are compared from their digests only: a drill-down must stay cheap.
 MAX_ELEMENTS = 1 << 24
 
@@ -44,7 +46,7 @@ def interesting_rows(rows: Rows, divergence: Divergence, suspects: list[int]) ->
         if first is not None:
             chosen.setdefault(first)
     differing = np.flatnonzero(rows.status == STATUSES.index("differs"))
-    differing = differing[rows.pair[differing] >= 0]
+    differing = differing[(rows.pair[differing] >= 0) & ~rows.module[differing]]
     size = np.nan_to_num(divergence.out_difference[rows.pair[differing]])
     for row in differing[np.argsort(-size, kind="stable")][:WORST_ROWS].tolist():
         chosen.setdefault(row)
@@ -66,9 +68,11 @@ def call_detail(
     at_a, at_b, pair = int(rows.at_a[row]), int(rows.at_b[row]), int(rows.pair[row])
     tensors: list[TensorDiff] = []
     if pair >= 0:
-        for pairs, side in ((divergence.reads, "reads"), (divergence.writes, "writes")):
+        for pairs, side in ((divergence.writes, "writes"), (divergence.reads, "reads")):
             for place in np.flatnonzero(pairs.pair == pair).tolist():
-                tensors.append(_tensor(pairs, place, side, run_a, run_b, a, b, divergence))
+                close = sum(tensor.elementwise for tensor in tensors) < MAX_TENSORS
+                tensors.append(_tensor(pairs, place, side, run_a, run_b, a, b, divergence, close=close))
+        tensors.sort(key=lambda tensor: ROLES.index(tensor.role))
     match = MATCH_KINDS[int(divergence.alignment.match[pair])] if pair >= 0 else ""
     how = _HOW.get(match, "no counterpart")
     if pair in divergence.alignment.runs:
@@ -109,6 +113,8 @@ def _tensor(
     a: Columns,
     b: Columns,
     divergence: Divergence,
+    *,
+    close: bool,
 ) -> TensorDiff:
     left = record_of(a, side, int(pairs.a[place]))
     right = record_of(b, side, int(pairs.b[place]))
@@ -129,7 +135,8 @@ def _tensor(
         note="" if pairs.comparable[place] else "not comparable: other shapes, or no digest",
     )
     if (
-        known.equal
+        not close
+        or known.equal
         or left.blob is None
         or right.blob is None
         or run_a.capture is None
