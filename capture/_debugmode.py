@@ -64,7 +64,7 @@ class StepMode(DebugMode):  # type: ignore[no-untyped-call]
     def _through(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], pending: Any) -> Any:
         # Run a wrapper subclass's operator with this mode on, so that what it does inside is seen as well.
         parents = self._recorder.parents
-        if pending is not None:
+        if pending is not None and pending.index >= 0:
             parents.append(pending.index)
         self._passing = func
         try:

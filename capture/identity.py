@@ -35,7 +35,7 @@ class Content:
 class StorageEntry:
     """One storage of the step, alive or freed."""
 
-    __slots__ = ("address", "contents", "epoch", "nbytes", "number", "pending", "ref", "writer")
+    __slots__ = ("address", "contents", "epoch", "garbage", "nbytes", "number", "pending", "ref", "writer")
 
     def __init__(self, number: int, storage: torch.UntypedStorage) -> None:
         self.number = number
@@ -45,6 +45,7 @@ class StorageEntry:
         self.epoch = 0
         self.writer: int | None = None  #: index of the call that made this epoch's contents
         self.contents: dict[Place, Content] = {}
+        self.garbage = False  #: allocated in this step and not written yet: the bytes mean nothing
         self.pending = False  #: a digest or copy of it is still to be launched (CUDA)
 
 
@@ -75,6 +76,7 @@ class Storages:
     def written(self, entry: StorageEntry, writer: int | None) -> None:
         """Begin a new epoch of a storage that call number `writer` has written."""
         entry.epoch += 1
+        entry.garbage = False
         entry.writer = writer
         if entry.contents:
             entry.contents = {}

@@ -52,6 +52,12 @@ class Observer:
                 if _has_bytes(local) and self.storages.entry(local).pending:
                     self.contents.flush()
 
+    def allocated(self, tensor: torch.Tensor) -> None:
+        """A tensor was made without values."""
+        for local in local_tensors(tensor):
+            if _has_bytes(local) and local.numel() and not self.storages.knows(local):
+                self.storages.entry(local).garbage = True
+
     def made(self, tensor: torch.Tensor, writer: int) -> None:
         """A call returned a tensor; if its storage is new, that call wrote it."""
         for local in local_tensors(tensor):
@@ -110,7 +116,7 @@ class Observer:
         store: bool,
         settled: bool,
     ) -> int:
-        if itemsize(dtype) is None:
+        if itemsize(dtype) is None or entry.garbage:
             return -1
         place, content = self.storages.content(entry, tensor, dtype)
         if settled:

@@ -74,6 +74,8 @@ class Recorder:
     def begin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending | None:
         """Record the inputs of an operator that is about to run; None when it makes no call."""
         info = op_info(func)
+        if info.allocates:
+            return ALLOCATION
         if info.silent:
             if torch.is_grad_enabled() and current_node() is None:
                 self.stage.note_origin(None, source_line())
@@ -119,6 +121,9 @@ class Recorder:
 
     def end(self, pending: Pending, result: Any) -> None:
         """Record the outputs of an operator that has run."""
+        if pending is ALLOCATION:
+            visit_tensors(result, lambda _, tensor: self.observer.allocated(tensor))
+            return
         info, observer = pending.info, self.observer
         for _, tensor in pending.written:
             observer.written(tensor, pending.index)
@@ -168,6 +173,8 @@ class Recorder:
 
     def failed(self, pending: Pending, error: BaseException) -> None:
         """Record an operator that raised; its outputs do not exist."""
+        if pending is ALLOCATION:
+            return
         self.emit(
             Call(
                 index=pending.index,
@@ -255,6 +262,25 @@ class Recorder:
             fqn, module_class = self.owners.get(id(variable), ("", ""))
             return fqn, module_class, None, None
         return "", "", None, None
+
+
+#: Stands for an operator that makes no call, but whose results must be known as allocated.
+ALLOCATION = Pending(
+    info=OpInfo(name="", base="", short="", names=(), silent=True, allocates=True),
+    index=-1,
+    key="",
+    phase="other",
+    module="",
+    module_class="",
+    forward=None,
+    source=None,
+    parent=None,
+    store_outputs=False,
+    inputs=[],
+    written=[],
+    attrs={},
+    flags={},
+)
 
 
 def _argument(info: OpInfo, path: str) -> str:

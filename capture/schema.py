@@ -67,6 +67,7 @@ class OpInfo:
 
     name: "aten::mm.default".  short: "mm".  base: "aten::mm".  names: all three, for patterns.
     silent: not worth a call (views, allocations, profiler marks).
+    allocates: its results hold whatever was in the memory before.
     arguments: argument names in the schema's order, positional ones first.
     writes: names of the arguments it writes.
     deferred: its results are not there yet when it returns.
@@ -80,6 +81,7 @@ class OpInfo:
     short: str
     names: tuple[str, ...]
     silent: bool = False
+    allocates: bool = False
     arguments: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     deferred: bool = False
@@ -117,6 +119,7 @@ def _describe(func: Any) -> OpInfo:
         base=base,
         short=short,
         names=(full, base, short),
+        allocates=base in _UNINITIALISED,
         silent=base in _SILENT or base in _UNINITIALISED or (func.is_view and not writes),
         arguments=tuple(a.name for a in schema.arguments),
         writes=writes,
