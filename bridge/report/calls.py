@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -129,12 +130,14 @@ def rows_with(column: Sequence[int], wanted: frozenset[int], limit: int) -> Iter
                 return
 
 
+@functools.lru_cache(1 << 16)
 def short_op(op: str) -> str:
     """Return "mm" for "aten::mm.default" and "aten.mm.default"; other names stay as they are."""
     name = op.removeprefix("aten::").removeprefix("aten.")
     return name.removesuffix(".default") if name != op else op
 
 
+@functools.lru_cache(1 << 16)
 def layer_of(module: str) -> tuple[str, str]:
     """Split a module's name after its first number: "layers.3.attention.wq" -> "layers.3", "attention.wq"."""
     parts = module.split(".")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bridge.report.diff_details import diff_details
 from bridge.report.diff_model import CALL_COLUMNS, SUSPECT_COLUMNS, build_diff_view, call_cells
-from bridge.report.flow_figures import flow, layer_map, step_trace
+from bridge.report.flow_figures import flow, layer_maps, step_trace
 from bridge.report.grid import diff_grid
 from bridge.report.page import render_page
 from bridge.report.verdict_judged import judged
@@ -22,11 +22,7 @@ def render(document: DiffDocument) -> str:
     filled = len(document.table) > 0
     drawn = {}
     if filled:
-        drawn = {
-            "flow": flow(document),
-            "layer-op": layer_map(document, by="op"),
-            "layer-module": layer_map(document, by="module"),
-        }
+        drawn = {"flow": flow(document), **layer_maps(document)}
     traces = {f"steps-{i}": step_trace(trace) for i, trace in enumerate(document.steps)}
     verdicts = [judged(verdict, prefix=f"v{i}-") for i, verdict in enumerate(document.verdicts)]
     details, figures = diff_details(document)

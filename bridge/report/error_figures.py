@@ -13,7 +13,7 @@ from bridge.report.palette import light
 from bridge.verify.verdict import ErrorMap, Histogram
 
 #: The map's colours span this many decades on either side of the threshold.
-DECADES = 2.0
+DECADES = 2
 
 
 def error_map(source: ErrorMap, *, limit: str = "threshold") -> Figure:
@@ -34,7 +34,7 @@ def error_map(source: ErrorMap, *, limit: str = "threshold") -> Figure:
                 "dx": source.col_step,
                 "y0": source.row_step / 2,
                 "dy": source.row_step,
-                **_scale("limit"),
+                **_scale("limit", DECADES),
                 "text": [[short(value, missing="not finite") for value in line] for line in source.values],
                 "hovertemplate": "row %{y}, col %{x}: %{text} of the " + limit + "<extra></extra>",
             }
@@ -60,11 +60,11 @@ def error_map(source: ErrorMap, *, limit: str = "threshold") -> Figure:
     return Figure(title="Worst elements", summary=_map_summary(source, limit), spec=spec)
 
 
-def _scale(limit: str) -> dict[str, Any]:
+def _scale(limit: str, decades: int) -> dict[str, Any]:
     """Colours that change hue at the limit: what is over it is seen at once."""
     return {
-        "zmin": -DECADES,
-        "zmax": DECADES,
+        "zmin": -decades,
+        "zmax": decades,
         "colorscale": [
             [0, light("low")],
             [0.4999, light("near")],
@@ -72,8 +72,14 @@ def _scale(limit: str) -> dict[str, Any]:
             [1, light("far")],
         ],
         "colorbar": {
-            "tickvals": [-2, -1, 0, 1, 2],
-            "ticktext": ["\u2264 0.01", "0.1", limit, "10", "\u2265 100"],
+            "tickvals": [-decades, -decades / 2, 0, decades / 2, decades],
+            "ticktext": [
+                f"\u2264 {10.0**-decades:g}",
+                f"{10.0 ** (-decades / 2):g}",
+                limit,
+                f"{10.0 ** (decades / 2):g}",
+                f"\u2265 {10.0**decades:g}",
+            ],
             "thickness": 10,
             "outlinewidth": 0,
             "len": 1,
@@ -87,6 +93,7 @@ def map_spec(
     describe: Callable[[int], str],
     limits: tuple[int, int],
     unit: str,
+    decades: int = DECADES,
 ) -> tuple[dict[str, Any], str]:
     """Return a heat map of named rows and columns, and its summary.
 
@@ -96,6 +103,7 @@ def map_spec(
         describe: Text about a call, for the tooltip.
         limits: Rows and columns at most; the worst are kept.
         unit: What the limit is called.
+        decades: What the colours span on either side of the limit.
     """
     rows, columns = (_kept(cells, axis, limits[axis]) for axis in (0, 1))
     grid = [[cells.get((row, column)) for column in columns] for row in rows]
@@ -105,14 +113,14 @@ def map_spec(
                 "type": "heatmap",
                 "x": [escape(name) for name in columns],
                 "y": [escape(name) for name in rows],
-                "z": [[None if cell is None else _log(cell[0]) for cell in line] for line in grid],
+                "z": [[None if cell is None else _log(cell[0], decades) for cell in line] for line in grid],
                 "customdata": [[None if cell is None else cell[1] for cell in line] for line in grid],
                 "text": [["" if cell is None else describe(cell[1]) for cell in line] for line in grid],
                 "hovertemplate": "%{text}<extra></extra>",
                 "hoverongaps": False,
                 "xgap": 1,
                 "ygap": 1,
-                **_scale(unit),
+                **_scale(unit, decades),
             }
         ],
         "layout": layout(
@@ -151,10 +159,10 @@ def _cells_summary(cells: Mapping[tuple[str, str], tuple[float, int]], unit: str
     )
 
 
-def _log(value: float | None) -> float:
+def _log(value: float | None, decades: int = DECADES) -> float:
     if value is None:
-        return DECADES
-    return round(min(DECADES, max(-DECADES, math.log10(value) if value > 0 else -DECADES)), 2)
+        return float(decades)
+    return round(min(decades, max(-decades, math.log10(value) if value > 0 else -decades)), 2)
 
 
 def _map_summary(source: ErrorMap, limit: str) -> str:

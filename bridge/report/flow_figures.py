@@ -54,8 +54,12 @@ def flow(document: DiffDocument) -> Figure:
     places = {name: index for index, name in enumerate(_MARKERS)}
     shown: dict[tuple[int, str], int] = {}
     width = max(1, math.ceil(len(table) / BINS))
-    for row in range(len(table)):
-        kind = _kind(table, row)
+    kinds = {
+        (status, origin): _kind(status, origin)
+        for status, origin in set(zip(table.status, table.origin, strict=True))
+    }
+    for row, state in enumerate(zip(table.status, table.origin, strict=True)):
+        kind = kinds[state]
         # Births are what one looks for: each is drawn. Of the others the largest of a bin.
         place = (row if kind in ("born", "entered") else row // width, kind)
         known = shown.get(place)
@@ -77,8 +81,8 @@ def flow(document: DiffDocument) -> Figure:
                 "marker": _MARKERS[name],
             }
         )
-    phases = list(_runs(table, width, lambda row: table.pool[table.phase[row]]))
-    layers = list(_runs(table, width, lambda row: layer_of(table.pool[table.module[row]])[0]))
+    phases = list(_runs(table.phase, width, lambda number: table.pool[number]))
+    layers = list(_runs(table.module, width, lambda number: layer_of(table.pool[number])[0]))
     spec = {
         "data": [_noise_line(table, width), *_born_line(table, bottom), *traces],
         "layout": layout(
@@ -105,15 +109,15 @@ def flow(document: DiffDocument) -> Figure:
     return Figure(title="Difference over the step", summary=_flow_summary(document), spec=spec)
 
 
-def _kind(table: CallTable, row: int) -> str:
-    status = table.status[row]
+def _kind(status: int, place: int) -> str:
+    """Return how a call of this status and origin is drawn."""
     if status in _UNMATCHED:
         return "unmatched"
     if status == _ROUNDING:
         return "within rounding"
     if status != _DIFFERS:
         return "bit-equal" if status == _EQUAL else "unmatched"
-    origin = ORIGINS[table.origin[row]]
+    origin = ORIGINS[place]
     return origin if origin in _MARKERS else "not attributed"
 
 
@@ -185,18 +189,26 @@ def _born_line(table: CallTable, bottom: float) -> list[dict[str, Any]]:
     ]
 
 
-def _runs(table: CallTable, width: int, name_of: Callable[[int], str]) -> Iterator[tuple[int, int, str]]:
-    """Yield (start, stop, name) of stretches of the step, told by the commonest name of each bin."""
+def _runs(column: Sequence[int], width: int, name_of: Callable[[int], str]) -> Iterator[tuple[int, int, str]]:
+    """Yield (start, stop, name) of stretches of the step, told by the commonest name of each bin.
+
+    Args:
+        column: Numbers into the pool, by row.
+        width: Rows per bin.
+        name_of: Number -> name; different numbers may share one.
+    """
     start, current = 0, ""
-    for first in range(0, len(table), width):
-        names = Counter(name_of(row) for row in range(first, min(len(table), first + width)))
+    for first in range(0, len(column), width):
+        names: Counter[str] = Counter()
+        for number, count in Counter(column[first : first + width]).items():
+            names[name_of(number)] += count
         name = names.most_common(1)[0][0]
         if name != current:
             if first:
                 yield start, first, current
             start, current = first, name
-    if len(table):
-        yield start, len(table), current
+    if len(column):
+        yield start, len(column), current
 
 
 def _band(index: int, run: tuple[int, int, str], count: int) -> dict[str, Any]:
@@ -228,8 +240,10 @@ def _band_label(run: tuple[int, int, str], total: int) -> dict[str, Any]:
 
 
 def _layer_ticks(runs: Sequence[tuple[int, int, str]]) -> dict[str, Any]:
-    step = max(1, math.ceil(len(runs) / 40))
-    chosen = runs[::step]
+    # A stretch too short for its label is left unnamed.
+    total = runs[-1][1] if runs else 0
+    chosen = [run for run in runs if run[1] - run[0] >= total / 60]
+    chosen = chosen[:: max(1, math.ceil(len(chosen) / 40))]
     return {
         "tickvals": [start for start, _, _ in chosen],
         "ticktext": [escape(name) for _, _, name in chosen],
@@ -264,44 +278,64 @@ def _flow_summary(document: DiffDocument) -> str:
     return text + "."
 
 
-def layer_map(document: DiffDocument, *, by: str) -> Figure:
-    """Return the worst difference / noise per layer and column.
+def layer_maps(document: DiffDocument) -> dict[str, Figure]:
+    """Return the worst difference / noise per layer and op, and per layer and module inside it.
 
-    Args:
-        document: The diff.
-        by: "op" for columns of ops, "module" for columns of the modules inside a layer.
+    Keys: "layer-op", "layer-module".
     """
     table = document.table
-    column_of = _op_of if by == "op" else _inner_of
-    cells: dict[tuple[str, str], tuple[float, int]] = {}
-    for row in range(len(table)):
-        status = table.status[row]
+    worst = _worst_calls(table)
+    return {
+        "layer-op": _layer_map(table, worst, "op", lambda place: short_op(table.pool[place[2]])),
+        "layer-module": _layer_map(
+            table, worst, "module", lambda place: layer_of(table.pool[place[0]])[1] or "(itself)"
+        ),
+    }
+
+
+def _worst_calls(table: CallTable) -> dict[tuple[int, int, int], tuple[float, int]]:
+    """Return (module, phase, op), as pool numbers, -> worst difference / noise and its row."""
+    worst: dict[tuple[int, int, int], tuple[float, int]] = {}
+    columns = zip(table.module, table.phase, table.op_b, table.op_a, table.status, strict=True)
+    for row, (module, phase, op_b, op_a, status) in enumerate(columns):
         if status in _UNMATCHED:
             continue
-        noise = table.noise[row]
-        size = _size(table, row)
-        value = size / noise if noise else (math.inf if size > 0 and status == _DIFFERS else 0.0)
-        place = layer_of(table.pool[table.module[row]])[0], column_of(table, row)
-        known = cells.get(place)
+        size, noise = table.out_difference[row], table.noise[row]
+        if size is None:
+            value = math.inf if status == _DIFFERS else 0.0
+        elif noise:
+            value = size / noise
+        else:
+            value = math.inf if size > 0 and status == _DIFFERS else 0.0
+        place = module, phase, op_b if op_b >= 0 else op_a
+        known = worst.get(place)
         if known is None or value > known[0]:
-            cells[place] = (value, row)
+            worst[place] = (value, row)
+    return worst
+
+
+def _layer_map(
+    table: CallTable,
+    worst: dict[tuple[int, int, int], tuple[float, int]],
+    by: str,
+    column_of: Callable[[tuple[int, int, int]], str],
+) -> Figure:
+    cells: dict[tuple[str, str], tuple[float, int]] = {}
+    for place, found in worst.items():
+        # Backward apart from forward: after a birth everything differs, and the pattern is in the forward.
+        phase = table.pool[place[1]]
+        column = column_of(place) + ("" if phase == "forward" else f" ({phase})")
+        cell = layer_of(table.pool[place[0]])[0], column
+        if cell not in cells or found > cells[cell]:
+            cells[cell] = found
     spec, summary = map_spec(
         cells,
         describe=lambda row: _hover(call_row(table, row)),
         limits=(MAX_LAYERS, MAX_COLUMNS),
         unit="noise floor",
+        decades=4,
     )
-    what = "op" if by == "op" else "module"
-    return Figure(title=f"Layer by {what}", summary=summary, spec=spec)
-
-
-def _op_of(table: CallTable, row: int) -> str:
-    number = table.op_b[row] if table.op_b[row] >= 0 else table.op_a[row]
-    return short_op(table.pool[number])
-
-
-def _inner_of(table: CallTable, row: int) -> str:
-    return layer_of(table.pool[table.module[row]])[1] or "(itself)"
+    return Figure(title=f"Layer by {by}", summary=summary, spec=spec)
 
 
 def step_trace(trace: StepTrace) -> Figure:

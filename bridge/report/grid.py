@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bridge.report.calls import STATUS_WORDS, outcome_word
+from bridge.report.calls import STATUS_WORDS, outcome_word, short_op
 from bridge.verify.diff_document import MATCH_KINDS, ORIGINS, STATUSES, CallTable, ScanTable
 from bridge.verify.verdict import OUTCOMES
 
@@ -65,6 +65,7 @@ def _packed(kind: Kind, values: Sequence[Any]) -> dict[str, Any]:
 
 def diff_grid(table: CallTable) -> dict[str, Any]:
     """Return the grid of a diff."""
+    pool = list(table.pool)
     status = tuple(STATUS_WORDS[name] for name in STATUSES)
     everything = tuple(range(len(STATUSES)))
     unequal = tuple(number for number in everything if STATUSES[number] != "equal")
@@ -89,8 +90,8 @@ def diff_grid(table: CallTable) -> dict[str, Any]:
             name="op",
             title="Op",
             kind="text",
-            values=_either(table.op_b, table.op_a),
-            width="minmax(7rem,1fr)",
+            values=_short_ops(pool, _either(table.op_b, table.op_a)),
+            width="minmax(8rem,1.1fr)",
         ),
         _named("phase", "Phase", table.phase, table.pool, width="6rem"),
         Column(
@@ -129,13 +130,12 @@ def diff_grid(table: CallTable) -> dict[str, Any]:
         Column(name="rmsa", title="RMS in A", kind="number", values=table.rms_a),
         Column(name="rmsb", title="RMS in B", kind="number", values=table.rms_b),
     ]
-    return _grid(
-        table.pool, columns, len(table), search=("key", "op", "module", "source", "other", "opa", "dtype")
-    )
+    return _grid(pool, columns, len(table), search=("key", "op", "module", "source", "other", "opa", "dtype"))
 
 
 def scan_grid(table: ScanTable) -> dict[str, Any]:
     """Return the grid of a scan."""
+    pool = list(table.pool)
     words = (*OUTCOMES, outcome_word(-1))
     verdicts = [number if number >= 0 else len(OUTCOMES) for number in table.verdict]
     present = set(verdicts)
@@ -144,7 +144,9 @@ def scan_grid(table: ScanTable) -> dict[str, Any]:
     choices += [(words[number], (number,)) for number in everything if number in present]
     columns = [
         Column(name="key", title="Call", kind="text", values=table.key, width="minmax(14rem,3fr)"),
-        Column(name="op", title="Op", kind="text", values=table.op, width="minmax(7rem,1fr)"),
+        Column(
+            name="op", title="Op", kind="text", values=_short_ops(pool, table.op), width="minmax(8rem,1.1fr)"
+        ),
         _named("phase", "Phase", table.phase, table.pool, width="6rem"),
         Column(name="dtype", title="Dtype", kind="text", values=table.dtype, width="5.5rem"),
         _number("ref", "Ref/golden", table.reference_relative_error, zero="0"),
@@ -168,7 +170,7 @@ def scan_grid(table: ScanTable) -> dict[str, Any]:
         Column(name="index", title="Index", kind="number", values=table.index),
         Column(name="referr", title="Reference error", kind="number", values=table.reference_error),
     ]
-    return _grid(table.pool, columns, len(table), search=("key", "op", "module", "source", "reason", "dtype"))
+    return _grid(pool, columns, len(table), search=("key", "op", "module", "source", "reason", "dtype"))
 
 
 def _grid(
@@ -179,6 +181,16 @@ def _grid(
 
 def _either(first: Sequence[int], second: Sequence[int]) -> list[int]:
     return [one if one >= 0 else other for one, other in zip(first, second, strict=True)]
+
+
+def _short_ops(pool: list[str], values: Sequence[int]) -> list[int]:
+    """Return a column of short op names, which are added to the pool."""
+    short = {}
+    for number in dict.fromkeys(values):
+        if number >= 0:
+            short[number] = len(pool)
+            pool.append(short_op(pool[number]))
+    return [short.get(number, -1) for number in values]
 
 
 def _other(column: Sequence[int], shown: Sequence[int]) -> list[int]:
