@@ -76,11 +76,21 @@ class Job:
             calls=len(capture.calls),
             calls_with_tensors=len(stored),
             stored_bytes=manifest.stored_bytes,
-            kernels=tuple(name for name, sites in self._sites.items() if any(map(capture.find, sites))),
+            kernels=self._kernels(capture),
             metrics=manifest.metrics,
             dropped=len(manifest.dropped),
             problems=capture.problems,
         )
+
+    def _kernels(self, capture: Capture) -> tuple[str, ...]:
+        """Known kernels that occur: those asked for, then those that launched something, then eager sites."""
+        order: dict[str, tuple[bool, bool]] = {}
+        for name, sites in self._sites.items():
+            calls = [call for site in sites for call in capture.find(site)]
+            if calls:
+                launched = any(call.kind == "launch" for call in calls)
+                order[name] = (name not in self._request.ops, not launched)
+        return tuple(sorted(order, key=lambda name: order[name]))
 
     @contextmanager
     def _open_step(self, parts: Sequence[Any], facts: RunFacts, step: int) -> Iterator[None]:

@@ -120,6 +120,8 @@ def _drive(build: Any, config: Any, recorder: StepRecorder, facts: RunFacts, *, 
     started = torch.distributed.is_initialized()
     try:
         trainer = build(config)
+        if trainer.device.type == "cpu" and torch.distributed.get_world_size() > 1:
+            _plain_sums(trainer.model_parts)
         _attach(trainer, recorder, facts, stop=stop)
         trainer.train()
     except _Finished:
@@ -138,6 +140,16 @@ def _drive(build: Any, config: Any, recorder: StepRecorder, facts: RunFacts, *, 
             torch.distributed.destroy_process_group()
     if not recorder.finished:
         raise StepNotReachedError(recorder.not_reached(getattr(trainer, "step", 0)))
+
+
+def _plain_sums(parts: list[torch.nn.Module]) -> None:
+    """Let FSDP scale gradients apart from their sum: gloo, the CPU's backend, has no scaled sum."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in parts:
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
 
 
 def _attach(trainer: Any, recorder: StepRecorder, facts: RunFacts, *, stop: bool) -> None:

@@ -17,7 +17,7 @@ from datasets import Dataset
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
-from torchtitan.config import TrainingConfig
+from torchtitan.config import ParallelismConfig, TrainingConfig
 from torchtitan.config.configs import CommConfig, DebugConfig
 from torchtitan.hf_datasets import DatasetConfig
 from torchtitan.hf_datasets.text_datasets import DATASETS, HuggingFaceTextDataLoader
@@ -124,6 +124,8 @@ def offset_decoder() -> Trainer.Config:
             disable_cuda_graphs=True,
         ),
         metrics=MetricsProcessor.Config(log_freq=10),
+        # The default backend wants a newer FSDP than torch 2.13's as soon as there are two ranks.
+        parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
         comm=CommConfig(trace_buf_size=0),
         debug=DebugConfig(seed=0, deterministic=True, enable_structured_logging=False),
         activation_checkpoint=None,
