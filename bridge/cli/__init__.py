@@ -23,8 +23,10 @@ VERBS = {
     "capture": "Run training and store the tensors of one step.",
     "verify": "Judge a kernel: FP64 golden, eager reference, kernel target.",
     "diff": "Compare two captures: where they part, and what was born there.",
+    "scan": "Judge every captured op of one run against FP64.",
     "report": "Render a verdict.json as HTML, text, Markdown, JUnit XML or JSON.",
     "inspect": "Say what a capture folder holds and what it lacks.",
+    "recheck": "Judge a stored verdict again, under other constants or anew.",
     "env": "Print versions and devices, for a bug report.",
 }
 
