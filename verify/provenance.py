@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 import torch
 import xxhash
 
 from bridge.environment import device_name, package_versions
-from bridge.verify import registry
+from bridge.verify import kernelfile, registry
 from bridge.verify.case import Case
 from bridge.verify.judge import constants_of
 from bridge.verify.registry import LoadedSpec
@@ -44,8 +45,18 @@ def make_provenance(loaded: LoadedSpec, request: Request) -> Provenance:
         capture=request.capture,
         seed=request.seed,
         interpreter=registry.interpreting(),
-        request=msgspec.to_builtins(request),
+        request=msgspec.to_builtins(_findable(request, loaded)),
     )
+
+
+def _findable(request: Request, loaded: LoadedSpec) -> Request:
+    """The request with absolute paths, so that it can be asked again from another folder."""
+    kernel = request.kernel
+    if kernel is not None and loaded.file is not None:
+        attribute = kernelfile.split_source(kernel)[1]
+        kernel = f"{loaded.file}:{attribute}" if attribute else str(loaded.file)
+    capture = None if request.capture is None else str(Path(request.capture).resolve())
+    return msgspec.structs.replace(request, kernel=kernel, capture=capture, command=())
 
 
 def declare(loaded: LoadedSpec, request: Request, cases: Sequence[Case], provenance: Provenance) -> Declared:

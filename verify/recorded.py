@@ -1,4 +1,4 @@
-"""`--target recorded`: judge what the run itself produced, so that a cluster's run can be judged on a laptop."""
+"""`--target recorded`: judge what the run itself produced, say a cluster's run on a laptop."""
 
 from __future__ import annotations
 

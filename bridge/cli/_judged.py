@@ -21,25 +21,31 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def report_options(function: F) -> F:
-    """Options about where the verdict goes."""
-    path = click.Path(path_type=Path, dir_okay=False)
-    for option in (
-        click.option("-v", "--verbose", is_flag=True, help="Show every case in the table."),
-        click.option("--strict", is_flag=True, help="Exit 3 for PASS WITH LIMITATIONS too."),
-        click.option("--junit", type=path, metavar="FILE", help="Also write JUnit XML."),
-        click.option("--json", "as_json", is_flag=True, help="verdict.json on stdout, the table on stderr."),
-        click.option(
-            "--report",
-            type=path,
-            metavar="FILE",
-            default=Path("report.html"),
-            show_default=True,
-            help="HTML report; verdict.json is written beside it.",
-        ),
-    ):
-        function = option(function)
-    return function
+def report_options(default: Path) -> Callable[[F], F]:
+    """Options about where the verdict goes; default: name of the HTML report."""
+    path = click.Path(path_type=Path)
+
+    def decorate(function: F) -> F:
+        for option in (
+            click.option("-v", "--verbose", is_flag=True, help="Show every case in the table."),
+            click.option("--strict", is_flag=True, help="Exit 3 for PASS WITH LIMITATIONS too."),
+            click.option("--junit", type=path, metavar="FILE", help="Also write JUnit XML."),
+            click.option(
+                "--json", "as_json", is_flag=True, help="verdict.json on stdout, the table on stderr."
+            ),
+            click.option(
+                "--report",
+                type=path,
+                metavar="FILE",
+                default=default,
+                show_default=True,
+                help="HTML report; verdict.json is written beside it.",
+            ),
+        ):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 class Progress:

@@ -64,7 +64,7 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--in-process", is_flag=True, help="No child process, for a debugger; a crash ends the command."
 )
-@report_options
+@report_options(default=Path("report.html"))
 def command(**options: Any) -> int:
     """Judge a kernel: FP64 golden, eager reference, kernel target.
 
