@@ -1,0 +1,217 @@
+"""`bridge scan`: every captured op against its own FP64 re-computation. No second run is needed.
+
+The recorded output is the target; the same op run again here, in the same dtype, is the eager reference.
+Work is split over processes, results are written as they come, and an interrupted scan goes on where it
+stopped. Torch is loaded in the workers only.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bridge.environment import package_versions
+from bridge.errors import NothingJudgedError, UsageError, near_misses
+from bridge.verify import floors
+from bridge.verify.columns import Pool, columns
+from bridge.verify.diff_document import NonFinite, ScanDocument
+from bridge.verify.nonfinite import first_nonfinite
+from bridge.verify.runs import Run, load_run, side_of
+from bridge.verify.scan_table import OpResult, assemble
+from bridge.verify.verdict import Constants
+
+if TYPE_CHECKING:
+    from bridge.capture.record import Call
+
+
+#: Calls that one worker takes at a time; small, so that progress shows and little is lost on interruption.
+CHUNK = 16
+#: A call whose tensors are larger than this in FP64 is left out unless --max-bytes says otherwise.
+MAX_CALL_BYTES = 2 << 30
+
+Progress = Callable[[int, int], None]
+
+
+def scan_capture(
+    capture: Path | str,
+    *,
+    ops: Sequence[str] = (),
+    jobs: int = 1,
+    resume: Path | None = None,
+    max_call_bytes: int = MAX_CALL_BYTES,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> ScanDocument:
+    """Judge every operator call of a capture whose tensors are stored.
+
+    Args:
+        capture: Capture folder.
+        ops: Globs over key, op, module and class; () is everything.
+        jobs: Processes.
+        resume: File that results are appended to; what it already holds of this capture is not done again.
+        max_call_bytes: Calls that need more memory than this in FP64 are left out, and counted.
+        command: What the user typed, for the record.
+        progress: Called with (done, total).
+
+    Raises:
+        NothingJudgedError: nothing that can be judged is stored.
+        UsageError: a glob that matches nothing, or a path that is no capture.
+    """
+    begun = time.monotonic()
+    run = load_run(Path(capture), "A")
+    if run.capture is None or run.manifest is None:
+        raise UsageError(f"scan needs a capture with tensors, got the activation log {capture}")
+    chosen = _chosen(run, ops)
+    todo, skipped = _judgeable(run, chosen, max_call_bytes)
+    identity = _identity(run)
+    done = _read_results(resume, identity) if resume is not None else {}
+    known = {position: done[run.calls[position].key] for position in todo if run.calls[position].key in done}
+    left = [position for position in todo if position not in known]
+    results = dict(known)
+    for position, result in _judge(Path(capture), left, jobs):
+        results[position] = result
+        if resume is not None:
+            _append(resume, identity, result)
+        if progress is not None:
+            progress(len(results), len(todo))
+    nonfinite = _nonfinite(run)
+    if not results:
+        reasons = "; ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+        raise NothingJudgedError(
+            f"no call of {capture} can be judged ({reasons or 'it has none'}); capture with --tensors all"
+        )
+    document = assemble(run, results, skipped, nonfinite)
+    return msgspec.structs.replace(
+        document,
+        capture=side_of(run),
+        constants={
+            "fudge_factor": Constants().fudge_factor,
+            "max_reference_relative_error": Constants().max_reference_relative_error,
+            "order_factor": floors.ORDER_FACTOR,
+            "compute_ulps": floors.COMPUTE_ULPS,
+        },
+        seconds=round(time.monotonic() - begun, 2),
+        jobs=jobs,
+        command=tuple(command),
+        versions=package_versions(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _chosen(run: Run, ops: Sequence[str]) -> list[int]:
+    if not ops:
+        return list(range(len(run.calls)))
+    found = []
+    matched: set[str] = set()
+    for position, call in enumerate(run.calls):
+        names = (call.key, call.op, call.op.rsplit(".", 1)[0], call.module, call.module_class)
+        hits = [glob for glob in ops if any(fnmatch.fnmatchcase(name, glob) for name in names)]
+        # A module's name means the ops inside it too.
+        hits += [glob for glob in ops if fnmatch.fnmatchcase(call.module, f"{glob}.*")]
+        matched.update(hits)
+        if hits:
+            found.append(position)
+    for glob in ops:
+        if glob not in matched:
+            raise UsageError(
+                f"--ops {glob!r} matches no call; {near_misses(glob, {c.key for c in run.calls})}"
+            )
+    return found
+
+
+def _judgeable(run: Run, chosen: list[int], max_call_bytes: int) -> tuple[list[int], dict[str, int]]:
+    """Positions of operator calls with tensors, and how many calls are left out for which reason."""
+    todo: list[int] = []
+    skipped: dict[str, int] = {}
+    for position in chosen:
+        reason = _reason(run.calls[position], max_call_bytes)
+        if reason is None:
+            todo.append(position)
+        else:
+            skipped[reason] = skipped.get(reason, 0) + 1
+    return todo, skipped
+
+
+def _reason(call: Call, max_call_bytes: int) -> str | None:
+    if call.kind != "op":
+        return f"{call.kind} calls (`bridge verify` judges kernels and modules)"
+    if not call.outputs:
+        return "calls without output"
+    records = call.inputs + call.outputs
+    if any(record.blob is None for record in records):
+        return "calls of which only digests are stored"
+    if any(record.subclass is not None for record in call.inputs):
+        return "wrapper calls (the local call inside is judged)"
+    if not any(record.dtype in floors.EPS for record in call.outputs):
+        return "calls without floating output"
+    if sum(8 * math.prod(record.shape) for record in records) > max_call_bytes:
+        return f"calls larger than {max_call_bytes} bytes in FP64"
+    return None
+
+
+def _nonfinite(run: Run) -> tuple[NonFinite, ...]:
+    return first_nonfinite(columns(run.calls, Pool()), run)
+
+
+def _judge(capture: Path, positions: list[int], jobs: int) -> Iterator[tuple[int, OpResult]]:
+    chunks = [positions[start : start + CHUNK] for start in range(0, len(positions), CHUNK)]
+    if jobs <= 1 or len(chunks) <= 1:
+        from bridge.verify.scan_worker import judge_chunk
+
+        for chunk in chunks:
+            yield from judge_chunk(capture, chunk)
+        return
+    from bridge.verify.scan_worker import judge_chunk, prepare
+
+    # Fresh processes: torch's thread pools do not survive a fork.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=prepare) as pool:
+        for results in pool.map(judge_chunk, [capture] * len(chunks), chunks):
+            yield from results
+
+
+def _identity(run: Run) -> str:
+    """Names a capture's contents, so that results of another one are not taken for its own."""
+    manifest = (run.path / "manifest.json").read_bytes()
+    return hashlib.sha256(manifest).hexdigest()[:16]
+
+
+class _Line(msgspec.Struct, frozen=True):
+    capture: str
+    result: OpResult
+
+
+def _read_results(path: Path, identity: str) -> dict[str, OpResult]:
+    if not path.exists():
+        return {}
+    found: dict[str, OpResult] = {}
+    decoder = msgspec.json.Decoder(_Line)
+    for line in path.read_bytes().splitlines():
+        try:
+            entry = decoder.decode(line)
+        except msgspec.DecodeError:
+            continue  # the line that was being written when the scan was interrupted: judged again
+        if entry.capture == identity:
+            found[entry.result.key] = entry.result
+    return found
+
+
+def _append(path: Path, identity: str, result: OpResult) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(_Line(identity, result)) + b"\n")
+
+
+def default_jobs() -> int:
+    """Processes when the user does not say: one per core, but no more than memory bears."""
+    return max(1, min(8, os.cpu_count() or 1))
