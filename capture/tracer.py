@@ -161,7 +161,7 @@ class Tracer:
             self._claim.release()
             return self.out
         if self._report is None:
-            self._report = self._session.close()
+            self._report = self._close(self._session)
             reports = [self._report, *self._other_ranks()]
             problems = [text for report in reports for text in report.problems]
             self._manifest = replace(
@@ -182,6 +182,10 @@ class Tracer:
                     )
             self._claim.release()
         return self.out
+
+    def _close(self, session: StepSession) -> RankReport:
+        """Write this rank's files out."""
+        return session.close()
 
     @property
     def calls(self) -> int:
