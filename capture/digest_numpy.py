@@ -47,6 +47,11 @@ def _values(part: Bytes, dtype: str, table: npt.NDArray[np.float64] | None) -> n
 
 
 def _add(sums: Sums, values: npt.NDArray[np.float64]) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        _add_quietly(sums, values)
+
+
+def _add_quietly(sums: Sums, values: npt.NDArray[np.float64]) -> None:
     finite = values
     magnitude = float(np.abs(values).sum())
     if not np.isfinite(magnitude):
@@ -60,7 +65,6 @@ def _add(sums: Sums, values: npt.NDArray[np.float64]) -> None:
     sums.finite += len(finite)
     sums.sum += float(finite.sum())
     sums.abs_sum += magnitude
-    with np.errstate(over="ignore"):
-        sums.sq_sum += float(np.dot(finite, finite))
+    sums.sq_sum += float(np.dot(finite, finite))
     sums.min = min(sums.min, float(finite.min()))
     sums.max = max(sums.max, float(finite.max()))
