@@ -44,7 +44,7 @@ def diff_details(document: DiffDocument) -> tuple[dict[str, Any], dict[str, dict
                 budget -= cost
                 name = f"{kind}-{detail.row}-{i}"
                 figures[name] = figure.spec
-                title = f"{_tensor_name(tensor)}: {figure.title.lower()}"
+                title = f"{_tensor_name(tensor)}: {figure.title}"
                 blocks.append({"kind": "figure", "title": title, "name": name, "summary": figure.summary})
             if tensor.worst:
                 blocks.append(_worst(tensor))

@@ -60,13 +60,16 @@ class _DiffPainter(Painter):
         rows = view.first_rows(limit)
         if not rows:
             return []
-        head = ("Call", "Op", "Phase", "Status", "Origin", "In", "Out", "Noise")
-        cells = [head, *([plain(cell) for cell in call_cells(row)[1:]] for row in rows)]
+        head: tuple[str, ...] = ("Call", "Op", "Phase", "Origin", "In", "Out", "Noise")
+        cells: list[tuple[str, ...]] = [head]
+        for row in rows:
+            _, key, op, phase, status, origin, *numbers = map(plain, call_cells(row))
+            cells.append((key, op, phase, status if origin == "-" else origin, *numbers))
         taken = sum(max(len(line[i]) for line in cells) + 2 for i in range(1, len(head)))
         # Long keys are cut in the middle: both ends tell.
         room = max(24, self.width - taken)
         lines = align(
-            [(_shorten(line[0], room), *line[1:]) for line in cells], right=(5, 6, 7), width=self.width
+            [(_shorten(line[0], room), *line[1:]) for line in cells], right=(4, 5, 6), width=self.width
         )
         return ["First calls that differ", *(self.cut(line) for line in lines)]
 

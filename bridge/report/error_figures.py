@@ -124,7 +124,7 @@ def map_spec(
             }
         ],
         "layout": layout(
-            130 + max(80, 15 * len(rows)),
+            130 + min(720, max(80, 15 * len(rows))),
             margin={"l": 20, "r": 8, "t": 8, "b": 20},
             xaxis={"type": "category", "automargin": True, "showgrid": False, "tickangle": -45, "ticks": ""},
             yaxis={

@@ -43,7 +43,7 @@ _MARKERS: dict[str, dict[str, Any]] = {
     "not attributed": {"symbol": "x", "size": 6, "color": light("fail")},
     "within rounding": {"symbol": "circle-open", "size": 4, "color": light("muted")},
     "bit-equal": {"symbol": "line-ns-open", "size": 5, "color": light("reference")},
-    "unmatched": {"symbol": "line-ns-open", "size": 12, "color": light("limited"), "line": {"width": 2}},
+    "not compared": {"symbol": "line-ns-open", "size": 9, "color": light("limited"), "opacity": 0.7},
 }
 
 
@@ -112,11 +112,11 @@ def flow(document: DiffDocument) -> Figure:
 def _kind(status: int, place: int) -> str:
     """Return how a call of this status and origin is drawn."""
     if status in _UNMATCHED:
-        return "unmatched"
+        return "not compared"
     if status == _ROUNDING:
         return "within rounding"
     if status != _DIFFERS:
-        return "bit-equal" if status == _EQUAL else "unmatched"
+        return "bit-equal" if status == _EQUAL else "not compared"
     origin = ORIGINS[place]
     return origin if origin in _MARKERS else "not attributed"
 
@@ -240,10 +240,12 @@ def _band_label(run: tuple[int, int, str], total: int) -> dict[str, Any]:
 
 
 def _layer_ticks(runs: Sequence[tuple[int, int, str]]) -> dict[str, Any]:
-    # A stretch too short for its label is left unnamed.
-    total = runs[-1][1] if runs else 0
-    chosen = [run for run in runs if run[1] - run[0] >= total / 60]
-    chosen = chosen[:: max(1, math.ceil(len(chosen) / 40))]
+    # A stretch whose label would run into the one before is left unnamed.
+    room = runs[-1][1] / 40 if runs else 0
+    chosen: list[tuple[int, int, str]] = []
+    for run in runs:
+        if not chosen or run[0] - chosen[-1][0] >= room:
+            chosen.append(run)
     return {
         "tickvals": [start for start, _, _ in chosen],
         "ticktext": [escape(name) for _, _, name in chosen],

@@ -73,7 +73,7 @@ def diff_grid(table: CallTable) -> dict[str, Any]:
     present = set(table.status)
     chosen = 2 if present & set(beyond) else 1 if present & set(unequal) else 0
     choices = [
-        ("all statuses", everything),
+        ("status: any", everything),
         ("all but equal", unequal),
         ("beyond noise or unmatched", beyond),
     ]
@@ -140,7 +140,7 @@ def scan_grid(table: ScanTable) -> dict[str, Any]:
     verdicts = [number if number >= 0 else len(OUTCOMES) for number in table.verdict]
     present = set(verdicts)
     everything = tuple(range(len(words)))
-    choices = [("all verdicts", everything)]
+    choices = [("verdict: any", everything)]
     choices += [(words[number], (number,)) for number in everything if number in present]
     columns = [
         Column(name="key", title="Call", kind="text", values=table.key, width="minmax(14rem,3fr)"),
@@ -204,8 +204,8 @@ def _number(name: str, title: str, values: Sequence[float | None], *, zero: str 
 
 def _enum(name: str, title: str, values: Sequence[int], words: Sequence[str], *, width: str = "") -> Column:
     present = sorted(set(values))
-    choices = [(f"all: {title.lower()}", tuple(range(len(words))))]
-    choices += [(words[number] or "none", (number,)) for number in present]
+    choices = [(f"{title.lower()}: any", tuple(range(len(words))))]
+    choices += [(words[number] or f"no {title.lower()}", (number,)) for number in present]
     return Column(
         name=name,
         title=title,

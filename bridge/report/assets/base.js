@@ -15,7 +15,8 @@ const bridge = (() => {
 
   async function unpack(id) {
     const raw = atob($(id).textContent.trim());
-    const bytes = Uint8Array.from(raw, (char) => char.charCodeAt(0));
+    const bytes = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     return new Response(stream).text();
   }
@@ -65,6 +66,8 @@ const bridge = (() => {
     for (const element of document.querySelectorAll("[data-figure]")) {
       const figure = figures[element.dataset.figure];
       if (figure) await draw(element, figure);
+      // Let the page answer between two figures.
+      await new Promise((next) => setTimeout(next));
     }
     bridge.afterDraw?.();
     root.dataset.ready = "figures";

@@ -206,6 +206,7 @@ bridge.calls = () => {
         cells.forEach((cell, column) => row.append(column ? el("td", cell) : el("th", cell, { scope: "row" })));
         table.tBodies[0].append(row);
       }
+      if (item.head.length < 5) part.classList.add("narrow");
       holder.append(table);
       part.append(holder);
     } else {
@@ -228,7 +229,11 @@ bridge.calls = () => {
     panel.replaceChildren(head, block({ kind: "facts", items: facts.slice(1) }));
     panel.firstChild.nextSibling.querySelector("dl").classList.add("wide");
     const blocks = (details[row] ?? []).map(block);
-    if (blocks.length) panel.append(...blocks);
+    if (blocks.length) {
+      const holder = el("div", undefined, { class: "blocks" });
+      holder.append(...blocks);
+      panel.append(holder);
+    }
     else panel.append(el("p", "No tensors are compared for this call; its statistics stand above.", { class: "muted" }));
     panel.hidden = false;
     history.replaceState(null, "", `#row=${row}`);
@@ -282,7 +287,7 @@ bridge.calls = () => {
       select.selectedIndex = column.chosen;
       select.addEventListener("change", () => { body.scrollTop = 0; refresh(); });
       facets.set(column, select);
-      $("calls-filter").after(select);
+      $("calls-count").before(select);
     }
     let waiting = 0;
     $("calls-filter").addEventListener("input", () => {
@@ -290,7 +295,11 @@ bridge.calls = () => {
       waiting = setTimeout(() => { body.scrollTop = 0; refresh(); }, 80);
     });
     body.addEventListener("scroll", paint, { passive: true });
-    new ResizeObserver(paint).observe(body);
+    new ResizeObserver(() => {
+      // The heading has no scroll bar of its own to make room for.
+      head.style.paddingRight = `calc(.6rem + ${body.offsetWidth - body.clientWidth}px)`;
+      paint();
+    }).observe(body);
     canvas.addEventListener("click", (event) => {
       const line = event.target.closest(".grid-row");
       if (!line) return;
