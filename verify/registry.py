@@ -17,7 +17,7 @@ from bridge.verify.spec import KernelSpec
 #: Entry-point group of kernels that other distributions install: `name = "package.module:SPEC"`.
 GROUP = "bridge.kernels"
 
-Origin = Literal["built-in", "entry point", "file", "object"]
+Origin = Literal["built-in", "entry point", "file", "object", "override", "functions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

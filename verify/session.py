@@ -68,7 +68,7 @@ def execute(
     if capture is not None:
         _refuse_torn(capture, partial=request.partial)
     if loaded is None:
-        loaded = load(request)
+        loaded = load(request, capture)
     session = _Session(request, loaded, capture, say, resume or Resume())
     try:
         verdict = session.run()
@@ -91,18 +91,40 @@ def _refuse_torn(capture: Capture, *, partial: bool) -> None:
         raise CaptureError(f"{capture.path}: {torn[0]}; capture again, or judge what is there with --partial")
 
 
-def load(request: Request) -> LoadedSpec:
-    """The spec that a request names."""
+def load(request: Request, capture: Capture | None) -> LoadedSpec:
+    """The spec that a request names, or one made for an override or a pair of functions."""
     if request.kernel is not None:
-        loaded = registry.load_spec(request.kernel, op=request.op)
-        known = (loaded.spec.name, *registry.known_names())
-        if request.op is not None and request.capture is None and request.op not in known:
-            hint = near_misses(request.op, known)
-            raise UsageError(f"--op {request.op!r} is not the kernel in {request.kernel}; {hint}")
-        return loaded
+        return _load_file(request, request.kernel)
+    if request.reference is not None and request.target_fn is not None:
+        from bridge.verify.pair import pair_spec
+
+        return pair_spec(
+            request.reference,
+            request.target_fn,
+            op=request.op,
+            capture=capture,
+            shapes=request.shapes,
+            dtypes=request.dtypes,
+        )
     if request.op is None:
         raise UsageError("nothing to judge: name a kernel with --op NAME or --kernel FILE")
+    if capture is not None and request.op not in registry.known_names():
+        from bridge.verify import auto
+
+        name = request.op if "." in request.op else auto.site_override(request.op, capture)
+        if name is not None:
+            return auto.override_spec(name, capture)
     return registry.load_spec(request.op)
+
+
+def _load_file(request: Request, kernel: str) -> LoadedSpec:
+    loaded = registry.load_spec(kernel, op=request.op)
+    known = (loaded.spec.name, *registry.known_names())
+    if request.op is not None and request.capture is None and request.op not in known:
+        raise UsageError(
+            f"--op {request.op!r} is not the kernel in {kernel}; {near_misses(request.op, known)}"
+        )
+    return loaded
 
 
 def _silent(event: Event) -> None:
@@ -173,7 +195,10 @@ class _Session:
             spec, bound = recorded.only_recorded(self.spec, bound)
             self.loaded = replace(self.loaded, spec=spec)
         cases = list(bound.cases)
-        if request.sweep and not options.recorded:
+        if request.sweep and self.loaded.origin == "override":
+            text = "drawn inputs and tile edges: an override has no spec that says how to draw them"
+            bound = replace(bound, left_out=(*bound.left_out, text))
+        elif request.sweep and not options.recorded:
             # Tile edges are found by running the target, so what is known without it is declared first.
             known = [*cases, *self._plan(device, replace(options, sweeps=False))]
             self.say(provenance.declare(self.loaded, request, known, stamp))
@@ -202,7 +227,9 @@ class _Session:
         request, spec = self.request, self.spec
         if self.capture is None:
             return _NO_BINDINGS
-        op = request.op if request.op != spec.name else None
+        # The op of an override or of a pair of functions has gone into the spec's sites.
+        made = self.loaded.origin in ("override", "functions")
+        op = request.op if request.op != spec.name and not made else None
         if op is not None and op in registry.known_names():
             # A variant of a known kernel is judged where the known one occurs.
             spec = replace(spec, sites=spec.sites or registry.load_spec(op).spec.sites)
