@@ -54,7 +54,7 @@ def walk(address: int, count: int, dtype: str) -> Sums:
 
 
 _BYTE = KINDS.index("byte")
-_KIND_OF = {dtype: _BYTE for dtype in BYTE_TYPES} | {kind: code for code, kind in enumerate(KINDS)}
+_KIND_OF = dict.fromkeys(BYTE_TYPES, _BYTE) | {kind: code for code, kind in enumerate(KINDS)}
 _KIND_OF["bool"] = KINDS.index("uint8")
 
 

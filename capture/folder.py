@@ -18,7 +18,9 @@ MANIFEST = "manifest.json"
 RANK_FOLDER = re.compile(r"rank_(\d{5})")
 RANK_FILE = re.compile(r"calls\.jsonl|contents\.jsonl|blobs\.jsonl|rank\.json|tensors-\d{5}\.safetensors")
 _LOCK = ".lock"
-_TOP = frozenset((MANIFEST, MANIFEST + ".new", ".gitignore", _LOCK))
+_FRESH = MANIFEST + ".new"
+_TOP = frozenset((MANIFEST, _FRESH, ".gitignore", _LOCK))
+_RESERVED = 256 << 10
 _MAX_MANIFEST = 256 << 20
 
 
@@ -68,13 +70,21 @@ class _Version(msgspec.Struct):
 
 def write_manifest(root: Path, manifest: Manifest) -> None:
     """Put a manifest in place in one step, so that a reader sees the old one or the new one."""
-    fresh = root / (MANIFEST + ".new")
-    with fresh.open("wb") as file:
+    fresh = root / _FRESH
+    with fresh.open("r+b" if fresh.exists() else "wb") as file:
+        # The room may have been reserved: it is written over first and given back only then.
         file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         file.write(b"\n")
+        file.truncate()
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(root / MANIFEST)
+
+
+def reserve_manifest(root: Path) -> None:
+    """Set aside room for the next manifest, so that a disk that fills up meanwhile does not prevent it."""
+    with (root / _FRESH).open("wb") as file:
+        file.write(bytes(_RESERVED))
 
 
 class FolderClaim:
@@ -170,7 +180,7 @@ def _remove_capture(root: Path) -> None:
                 if RANK_FILE.fullmatch(file.name):
                     file.unlink()
             folder.rmdir()
-    (root / (MANIFEST + ".new")).unlink(missing_ok=True)
+    (root / _FRESH).unlink(missing_ok=True)
 
 
 def _lock(root: Path) -> int:

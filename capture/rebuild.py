@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from bridge.capture.dtypes import itemsize
 from bridge.capture.layout import contiguous_stride, layout_of
 from bridge.capture.record import TensorRecord
-from bridge.errors import CaptureError
+from bridge.errors import CaptureError, CorruptCaptureError
 
 #: A slice of a huge storage is rebuilt inside memory of its span; more than this is not believed.
 _MAX_SPARSENESS = 1 << 16
@@ -43,7 +44,7 @@ def _fill_group(
     tensors: list[torch.Tensor],
     read: Callable[[TensorRecord], bytes],
 ) -> None:
-    dtype = getattr(torch, group[0].dtype)
+    dtype = _dtype(group[0])
     spans = [layout_of(record.shape, _stride(record)) for record in group]
     start = min(record.offset for record in group)
     end = max(record.offset + span.span for record, span in zip(group, spans, strict=True))
@@ -76,6 +77,15 @@ def _typed(data: bytes, dtype: torch.dtype) -> torch.Tensor:
     if not data:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype)
+
+
+def _dtype(record: TensorRecord) -> torch.dtype:
+    found = getattr(torch, record.dtype, None) if itemsize(record.dtype) else None
+    if not isinstance(found, torch.dtype):
+        raise CorruptCaptureError(
+            f"tensor {record.name!r} is of type {record.dtype[:40]!r}, which torch does not have here"
+        )
+    return found
 
 
 def _stride(record: TensorRecord) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from bridge._version import __version__
-from bridge.capture.folder import FolderClaim, rank_folder, write_manifest
+from bridge.capture.folder import FolderClaim, rank_folder, reserve_manifest, write_manifest
 from bridge.capture.record import Manifest
 from bridge.capture.select import Matcher, Selection
 from bridge.environment import device_name, package_versions
@@ -129,6 +129,7 @@ class Tracer:
         )
         if self.rank == 0:
             write_manifest(self.out, self._manifest)
+            reserve_manifest(self.out)
         writer = RankWriter(rank_folder(self.out, self.rank), rank=self.rank, budget_bytes=self._budget)
         self._session = StepSession(
             writer,

@@ -51,7 +51,9 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, length, width = x.shape
         y = self.norm1(x)
-        q, k, v = (w(y).view(rows, length, self.heads, -1).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        q, k, v = (
+            w(y).view(rows, length, self.heads, -1).transpose(1, 2) for w in (self.wq, self.wk, self.wv)
+        )
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.wo(y.transpose(1, 2).reshape(rows, length, width))
         y = self.norm2(x)
@@ -141,7 +143,9 @@ def scratch(folder: str | None) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def measure(model: nn.Module, step: Step, *, device: str, rounds: int, logger: Any, folder: str | None) -> dict[str, Any]:
+def measure(
+    model: nn.Module, step: Step, *, device: str, rounds: int, logger: Any, folder: str | None
+) -> dict[str, Any]:
     """Seconds, ratios and memory of one model."""
     kinds = {
         "digest": Selection(),
@@ -162,13 +166,17 @@ def measure(model: nn.Module, step: Step, *, device: str, rounds: int, logger: A
                 captured(model, step, out / kind, selection, step_only[kind])
                 seconds[kind].append(_peak(memory, kind, device, captured.action))  # type: ignore[attr-defined]
             if logger is not None:
-                seconds.setdefault("logger", []).append(_peak(memory, "logger", device, _logged(logger, model, step)))
+                seconds.setdefault("logger", []).append(
+                    _peak(memory, "logger", device, _logged(logger, model, step))
+                )
         manifest = load_capture(out / "tensors").manifest
         calls = len(load_capture(out / "digest").calls)
     plain = min(seconds["plain"])
     result: dict[str, Any] = {
         "seconds": {kind: round(min(values), 4) for kind, values in seconds.items()},
-        "ratios": {kind: round(min(values) / plain, 2) for kind, values in seconds.items() if kind != "plain"},
+        "ratios": {
+            kind: round(min(values) / plain, 2) for kind, values in seconds.items() if kind != "plain"
+        },
         "ratios_until_step_returns": {kind: round(min(v) / plain, 2) for kind, v in step_only.items()},
         "calls": calls,
         "stored_gb": round(manifest.stored_bytes / 1e9, 3),
@@ -176,7 +184,9 @@ def measure(model: nn.Module, step: Step, *, device: str, rounds: int, logger: A
     }
     if device == "cuda":
         base = memory["plain"]
-        result["extra_peak_memory"] = {kind: round(peak / base - 1, 4) for kind, peak in memory.items() if kind != "plain"}
+        result["extra_peak_memory"] = {
+            kind: round(peak / base - 1, 4) for kind, peak in memory.items() if kind != "plain"
+        }
     return result
 
 
@@ -224,7 +234,11 @@ def main() -> None:
     first = models[f"width {given.width[0]}"]
     if given.json:
         facts = {"torch": torch.__version__, "device": given.device, "threads": torch.get_num_threads()}
-        print(json.dumps({"ratios": first["ratios"], "models": models, "machine": {**facts, "cpus": os.cpu_count()}}))
+        print(
+            json.dumps(
+                {"ratios": first["ratios"], "models": models, "machine": {**facts, "cpus": os.cpu_count()}}
+            )
+        )
 
 
 if __name__ == "__main__":

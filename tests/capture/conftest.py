@@ -93,7 +93,9 @@ def capture_of(tmp_path: Path) -> Callable[..., Capture]:
     """Capture one run of a function: `capture_of(model, step, patterns=("*",))`."""
     count = 0
 
-    def capture(model: Any, action: Callable[[], Any], *, patterns: tuple[str, ...] = ("*",), **more: Any) -> Capture:
+    def capture(
+        model: Any, action: Callable[[], Any], *, patterns: tuple[str, ...] = ("*",), **more: Any
+    ) -> Capture:
         nonlocal count
         count += 1
         selection = Selection(patterns=patterns, **{k: more.pop(k) for k in ("which", "phases") if k in more})

@@ -22,7 +22,9 @@ DTYPES = [
 
 def digest(tensor: torch.Tensor) -> Digest:
     tensor = tensor.contiguous()
-    return digest_host.digest_bytes(tensor.data_ptr(), tensor.numel(), str(tensor.dtype).removeprefix("torch."))
+    return digest_host.digest_bytes(
+        tensor.data_ptr(), tensor.numel(), str(tensor.dtype).removeprefix("torch.")
+    )
 
 
 def drawn(count: int, dtype: str, seed: int = 0) -> torch.Tensor:
@@ -126,7 +128,9 @@ def test_hash_sees_what_a_norm_does_not(dtype: str, rows: int, columns: int, see
     }
     mine = digest(x).hash
     for name, other in others.items():
-        if other.numel() != x.numel() or not torch.equal(other.flatten().view(torch.uint8), x.flatten().view(torch.uint8)):
+        if other.numel() != x.numel() or not torch.equal(
+            other.flatten().view(torch.uint8), x.flatten().view(torch.uint8)
+        ):
             assert digest(other).hash != mine, name
 
 

@@ -27,7 +27,9 @@ class Checkpointed(Net):
         return self.norm(x) @ self.embedding.weight.t()
 
 
-def run(make: Callable[[], Trainer], out: Path | None, around: Any = contextlib.nullcontext) -> dict[str, Any]:
+def run(
+    make: Callable[[], Trainer], out: Path | None, around: Any = contextlib.nullcontext
+) -> dict[str, Any]:
     """Ten steps; the fifth and seventh captured with everything stored when `out` is given."""
     torch.manual_seed(11)
     trainer = make()
@@ -35,7 +37,9 @@ def run(make: Callable[[], Trainer], out: Path | None, around: Any = contextlib.
     for step in range(10):
         tracer: Any = contextlib.nullcontext()
         if out is not None and step in (5, 7):
-            tracer = Tracer(trainer.model, out=out / f"step{step}", step=step, selection=Selection(patterns=("*",)))
+            tracer = Tracer(
+                trainer.model, out=out / f"step{step}", step=step, selection=Selection(patterns=("*",))
+            )
         with tracer, around():
             loss = trainer.loss()
             loss.backward()
@@ -163,5 +167,3 @@ def test_an_operator_that_raises_is_recorded_and_its_error_reaches_the_run(tmp_p
     (call,) = capture.find("mm")
     assert call.note == "raised RuntimeError"
     assert not call.replayable
-
-

@@ -36,7 +36,9 @@ def test_module_tensors_equal_what_forward_hooks_saw(trainer: Any, capture_of: C
 
     handles = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
     # The weight is used once in the step, so its .grad before clipping is this call's gradient.
-    handles.append(module.weight.register_hook(lambda grad: seen.__setitem__("grad_inputs/weight", grad.clone())))
+    handles.append(
+        module.weight.register_hook(lambda grad: seen.__setitem__("grad_inputs/weight", grad.clone()))
+    )
     capture = capture_of(trainer.model, trainer.step, patterns=("layers.1.norm",))
     for handle in handles:
         handle.remove()
@@ -55,7 +57,7 @@ def test_blobs_are_read_by_the_safetensors_library_alone(trainer: Any, capture_o
     blobs: dict[str, torch.Tensor] = {}
     for shard in sorted(capture.path.glob("rank_00000/*.safetensors")):
         with safe_open(shard, "pt") as file:
-            blobs |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            blobs |= {name: file.get_tensor(name) for name in file.keys()}
     compared = 0
     for call in capture.calls:
         for record in (*call.inputs, *call.outputs, *call.params):
@@ -84,7 +86,9 @@ def test_every_digest_is_that_of_the_stored_tensor(trainer: Any, capture_of: Cap
     for call in capture.calls:
         for record in (*call.inputs, *call.outputs):
             # Dropout's mask is drawn into memory that nobody had written.
-            assert record.digest is not None or (call.op, record.name) == ("aten::bernoulli_.float", "0"), call.key
+            assert record.digest is not None or (call.op, record.name) == ("aten::bernoulli_.float", "0"), (
+                call.key
+            )
             if record.blob and is_row_major(record.shape, record.stride):
                 tensor = capture.tensor(record).contiguous()
                 fresh = digest_bytes(tensor.data_ptr(), tensor.numel(), record.dtype)
@@ -178,8 +182,12 @@ def test_recompute_is_told_apart(reentrant: bool, trainer: Any, capture_of: Capt
         x.sum().backward()
 
     capture = capture_of(net, action, patterns=())
-    forward = [c for c in capture.calls if c.module == "layers.0.up" and c.phase == "forward" and c.kind == "op"]
-    again = [c for c in capture.calls if c.module == "layers.0.up" and c.phase == "recompute" and c.kind == "op"]
+    forward = [
+        c for c in capture.calls if c.module == "layers.0.up" and c.phase == "forward" and c.kind == "op"
+    ]
+    again = [
+        c for c in capture.calls if c.module == "layers.0.up" and c.phase == "recompute" and c.kind == "op"
+    ]
     assert [c.op for c in forward] == [c.op for c in again] == ["aten::addmm.default"]
     assert forward[0].outputs[0].digest == again[0].outputs[0].digest
     assert {c.module for c in capture.calls if c.phase == "recompute"} >= {"layers.0.norm", "layers.1.norm"}
@@ -258,7 +266,9 @@ def test_selection_by_phase_part_and_size(trainer: Any, capture_of: CaptureOf, t
         if chosen:
             assert all(r.blob for r in call.outputs)
     assert {c.op for c in capture.calls if any(r.blob for r in c.outputs)} >= {"aten::mm.default"}
-    tracer = Tracer(None, out=tmp_path / "small", step=1, selection=Selection(patterns=("*",), max_tensor_bytes=100))
+    tracer = Tracer(
+        None, out=tmp_path / "small", step=1, selection=Selection(patterns=("*",), max_tensor_bytes=100)
+    )
     with tracer:
         torch.ones(1000) + torch.ones(1)
     small = load_capture(tracer.finish())
