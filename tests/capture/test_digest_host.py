@@ -15,8 +15,8 @@ from bridge.capture.digest import MASK, STEP, finish, mix
 from bridge.capture.record import Digest
 
 DTYPES = [
-    "float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "uint16", "uint32",
-    "bool", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128",
+    "float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "uint16",
+    "uint32", "bool", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128",
 ]  # fmt: skip
 
 
@@ -30,6 +30,10 @@ def digest(tensor: torch.Tensor) -> Digest:
 def drawn(count: int, dtype: str, seed: int = 0) -> torch.Tensor:
     x = 5 * torch.randn(count, generator=torch.Generator().manual_seed(seed))
     return x.to(getattr(torch, dtype))
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten().view(torch.uint8)
 
 
 @pytest.fixture(params=["C", "numpy"])
@@ -128,9 +132,7 @@ def test_hash_sees_what_a_norm_does_not(dtype: str, rows: int, columns: int, see
     }
     mine = digest(x).hash
     for name, other in others.items():
-        if other.numel() != x.numel() or not torch.equal(
-            other.flatten().view(torch.uint8), x.flatten().view(torch.uint8)
-        ):
+        if other.numel() != x.numel() or not torch.equal(raw(other), raw(x)):
             assert digest(other).hash != mine, name
 
 

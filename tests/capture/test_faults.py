@@ -109,7 +109,7 @@ def test_files_that_cannot_be_written_do_not_stop_the_step(
     real = writer_module._LineFile.append
 
     def fail(self: Any, data: bytes) -> None:
-        if name.encode() in os.readlink(f"/proc/self/fd/{self._descriptor}").encode():
+        if name.encode() in str(Path(f"/proc/self/fd/{self._descriptor}").readlink()).encode():
             raise OSError(28, "No space left on device")
         real(self, data)
 

@@ -91,8 +91,12 @@ def test_two_jobs_cannot_write_one_folder(tmp_path: Path) -> None:
     first = FolderClaim(out, force=False)
     with pytest.raises(CaptureError, match="another process is writing"):
         FolderClaim(out, force=True)
-    program = f"from bridge.capture.folder import FolderClaim\nfrom pathlib import Path\nFolderClaim(Path({str(out)!r}), force=True)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    program = (
+        "import sys, pathlib\nfrom bridge.capture.folder import FolderClaim\n"
+        "FolderClaim(pathlib.Path(sys.argv[1]), force=True)"
+    )
+    command = [sys.executable, "-c", program, str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "another process is writing" in done.stderr
     first.release()
     FolderClaim(out, force=False).release()

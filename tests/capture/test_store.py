@@ -99,7 +99,8 @@ def test_find_by_every_name(whole: Capture) -> None:
 def test_reading_calls_needs_no_torch(whole: Capture) -> None:
     program = (
         "import sys\nsys.modules['torch'] = None\nfrom bridge.capture import load_capture\n"
-        f"capture = load_capture({str(whole.path)!r})\nprint(len(capture.calls), capture.calls[0].outputs[0].digest.hash)"
+        f"capture = load_capture({str(whole.path)!r})\n"
+        "print(len(capture.calls), capture.calls[0].outputs[0].digest.hash)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split()[0] == str(len(whole.calls))
