@@ -49,7 +49,7 @@ class _DiffPainter(Painter):
             lines.append(self.cut(text))
             lines += self.indent(line.cells[1])
             for label, note in line.notes:
-                lines += ["  " + part for part in self.wrap(label, note, indent=12)]
+                lines += self.note(label, note)
         left = len(view.suspects) - len(shown)
         return [*lines, f"{left} more in the report"] if left else lines
 

@@ -84,7 +84,7 @@ def diff_grid(table: CallTable) -> dict[str, Any]:
             title="Call",
             kind="text",
             values=_either(table.key_b, table.key_a),
-            width="minmax(14rem,3fr)",
+            width="minmax(18rem,4fr)",
         ),
         Column(
             name="op",
@@ -143,7 +143,7 @@ def scan_grid(table: ScanTable) -> dict[str, Any]:
     choices = [("verdict: any", everything)]
     choices += [(words[number], (number,)) for number in everything if number in present]
     columns = [
-        Column(name="key", title="Call", kind="text", values=table.key, width="minmax(14rem,3fr)"),
+        Column(name="key", title="Call", kind="text", values=table.key, width="minmax(18rem,4fr)"),
         Column(
             name="op", title="Op", kind="text", values=_short_ops(pool, table.op), width="minmax(8rem,1.1fr)"
         ),

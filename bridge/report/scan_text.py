@@ -45,7 +45,7 @@ class _ScanPainter(Painter):
             lines.append(self.cut(text))
             for label, note in (("Evidence", item.evidence), ("Next", item.next_command)):
                 if note:
-                    lines += ["  " + part for part in self.wrap(label, note, indent=12)]
+                    lines += self.note(label, note)
         return lines
 
     def nonfinite(self, view: ScanView) -> list[str]:

@@ -56,6 +56,11 @@ class Painter:
             break_on_hyphens=False,
         )
 
+    def note(self, label: str, text: str) -> list[str]:
+        """Return `label` and `text` as `wrap` does, moved in by two columns."""
+        lines = Painter(color=False, width=self.width - 2).wrap(label, text, indent=12)
+        return [f"  {line}" for line in lines]
+
     def indent(self, text: str) -> list[str]:
         """Return text wrapped and moved in by two columns."""
         return textwrap.wrap(
