@@ -31,7 +31,7 @@ from bridge.verify.diff_document import MATCH_KINDS
 from bridge.verify.floors import EPS, noise_floors
 
 #: Relative difference of FP64 sums that another order of summation makes, generously.
-SAME_SUM = 1e-14
+SAME_SUM = 1e-15
 #: Standard errors by which a mean must be shifted to count as biased.
 STANDARD_ERRORS = 8.0
 
@@ -47,7 +47,7 @@ class TensorPairs:
     equal: Bools  #: hashes equal
     comparable: Bools
     difference: Floats  #: relative to the largest magnitude; 0 where equal, NaN where unknown
-    biased: Bools  #: a mean shift that unbiased rounding cannot have
+    biased: Bools  #: a mean shift that unbiased rounding cannot have, or the same values in other places
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,6 @@ def _compare(
         moved &= (level <= SAME_SUM * rms_a) & (shift <= SAME_SUM * left.abs_sum[rows_a])
     # Equal statistics with other bits: the same values in other places, unless it is below what sums resolve.
     moved &= (left.dtype[rows_a] == right.dtype[rows_b]) & (eps * 1e-2 / n > SAME_SUM)
-    bound = np.where(moved, np.fmax(bound, rms_a / scale), bound)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         norm = np.abs(left.abs_sum[rows_a] - right.abs_sum[rows_b]) / np.fmax(left.abs_sum[rows_a], 1e-300)
     bound = np.where(norms_only, norm, bound)
@@ -286,7 +285,7 @@ def _compare(
         equal=equal,
         comparable=~unknown,
         difference=np.where(equal, 0.0, np.where(unknown, np.nan, bound)),
-        biased=biased & comparable & ~equal & ~norms_only & (eps > 0),
+        biased=(biased & comparable & ~equal & ~norms_only & (eps > 0)) | moved,
     )
 
 

@@ -22,6 +22,7 @@ from bridge._version import __version__
 VERBS = {
     "capture": "Run training and store the tensors of one step.",
     "verify": "Judge a kernel: FP64 golden, eager reference, kernel target.",
+    "ab": "Run baseline and candidate, diff them, verify the suspects.",
     "diff": "Compare two captures: where they part, and what was born there.",
     "scan": "Judge every captured op of one run against FP64.",
     "report": "Render a verdict.json as HTML, text, Markdown, JUnit XML or JSON.",
