@@ -8,15 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from msgspec.structs import replace
-
 from bridge.capture.folder import FolderClaim
+from bridge.capture.keepers import make_keeper
 from bridge.capture.request import CaptureResult, Progress, Request, Say
 from bridge.capture.sites import expand, known_sites, looks_unknown
 from bridge.capture.steps import RunFacts, StepRecorder
 from bridge.capture.store import Capture, load_capture
-from bridge.capture.tracer import Tracer
 from bridge.config import BridgeConfig
 from bridge.errors import ConfigError, RunError, UsageError, near_misses
 
@@ -31,8 +28,18 @@ class Job:
         self._config = config
         self._say = say
         self._sites: dict[str, tuple[str, ...]] = {}
-        self._claim: FolderClaim | None = None
-        self._recorder = StepRecorder(request.window, self._open_step, say=say, progress=progress)
+        # Taken before anything runs, so that a folder that cannot be used costs nobody a training run.
+        self._claim = FolderClaim(request.out, force=request.force, owner=_rank() == 0)
+        self._keeper = make_keeper(request, self._claim)
+        self._recorder = StepRecorder(
+            request.window,
+            self._open_step,
+            after_step=self._keeper.after,
+            say=say,
+            progress=progress,
+            trigger=request.trigger,
+        )
+        self._keeper.recorder = self._recorder
 
     def run(self, *, verbose: bool) -> None:
         """Train until the request is served.
@@ -41,8 +48,6 @@ class Job:
             As `capture_run`.
         """
         request, train, path = self._request, self._config.train, self._config.path
-        # Taken before anything runs, so that a folder that cannot be used costs nobody a training run.
-        self._claim = FolderClaim(request.out, force=request.force, owner=_rank() == 0)
         try:
             self._choose_interpreter()
             self._sites = known_sites(self._say)
@@ -61,6 +66,7 @@ class Job:
                     f"put `-- train.py ARGS` after the command"
                 )
         finally:
+            self._keeper.finish()
             self._claim.release()
         self._check_outcome()
 
@@ -80,6 +86,7 @@ class Job:
             metrics=manifest.metrics,
             dropped=len(manifest.dropped),
             problems=capture.problems,
+            trigger=self._keeper.reason,
         )
 
     def _kernels(self, capture: Capture) -> tuple[str, ...]:
@@ -94,27 +101,11 @@ class Job:
 
     @contextmanager
     def _open_step(self, parts: Sequence[Any], facts: RunFacts, step: int) -> Iterator[None]:
-        request = self._request
-        self._warn_of_unknown(parts)
-        assert self._claim is not None, "a step is recorded before the job runs"
-        self._claim.release()
-        tracer = Tracer(
-            list(parts),
-            out=request.out,
-            step=step,
-            selection=replace(request.selection, patterns=expand(request.ops, self._sites)),
-            budget_bytes=request.budget_bytes,
-            force=request.force,
-            seed=facts.seed,
-            config=facts.config,
-            config_path=facts.config_path,
-            command=tuple(sys.argv),
-            flags=facts.flags,
-        )
-        with _rank_zero_first(f"bridge/{request.out}/{step}", tracer):
+        if not self._keeper.patterns:
+            self._warn_of_unknown(parts)
+            self._keeper.patterns = expand(self._request.ops, self._sites)
+        with self._keeper.open(parts, facts, step):
             yield
-        loss, grad_norm = self._recorder.losses.get(step, (None, None))
-        tracer.finish(metrics={"loss": loss, "grad_norm": grad_norm})
 
     def _choose_interpreter(self) -> None:
         """Without a GPU Triton kernels run in its interpreter; that must be set before triton is imported."""
@@ -138,12 +129,9 @@ class Job:
         failure, out = self._recorder.failure, self._request.out
         if failure is not None:
             said = f"{type(failure).__name__}: {failure}"
-            if "not finite" not in str(failure):
-                raise RunError(
-                    f"training failed in the captured step: {said}; what had been recorded is in {out}"
-                ) from failure
-            # torchtitan stops at a loss that is NaN: the very step that somebody wants to look at.
-            self._say(f"the run stopped after the captured step: {said}")
+            raise RunError(
+                f"training failed in the captured step: {said}; what had been recorded is in {out}"
+            ) from failure
         if _rank() == 0:
             self._refuse_unmatched(load_capture(out))
 
@@ -161,19 +149,3 @@ class Job:
 def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
-
-@contextmanager
-def _rank_zero_first(key: str, tracer: Tracer) -> Iterator[None]:
-    """Be inside the tracer; rank 0 makes the folder before other ranks write into it.
-
-    Through the process group's store and not by a collective, which would be part of the captured step.
-    """
-    store = None
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        store = torch.distributed.distributed_c10d._get_default_store()
-    if store is not None and tracer.rank != 0:
-        store.wait([key])
-    with tracer:
-        if store is not None and tracer.rank == 0:
-            store.set(key, "made")
-        yield

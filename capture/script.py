@@ -24,7 +24,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from bridge.capture.steps import RunFacts, StepRecorder
+from bridge.capture.steps import Abandoned, RunFacts, StepRecorder
 from bridge.errors import BridgeError, ConfigError, RunError, StepNotReachedError
 
 #: Modules that only wrap the user's model; names inside it should not start with "module.".
@@ -139,7 +139,10 @@ class _StepCounter:
             for handle in (*self._handles, self._first_call):
                 if handle is not None:
                     handle.remove()
-            self._close(sys.exc_info())
+            if self._open is not None and sys.exc_info()[0] is None:
+                self._close((Abandoned, Abandoned(), None))
+            else:
+                self._close(sys.exc_info())
 
     def _on_first_call(self, module: torch.nn.Module, _args: Any) -> None:
         if next(module.parameters(), None) is None:

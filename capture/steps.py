@@ -18,6 +18,10 @@ from bridge.errors import StepNotReachedError
 T = TypeVar("T")
 
 
+class Abandoned(BaseException):
+    """Thrown into an open step when the run ends before the step does: what it holds is no step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """What a run knows about itself, for the manifest."""
@@ -43,6 +47,7 @@ class StepRecorder:
         after_step: Told each recorded step's metrics; True ends the run early.
         say: Where messages to the user go.
         progress: Told each step that starts, and the last one wanted if that is known.
+        trigger: What `after_step` waits for, in words.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class StepRecorder:
         after_step: AfterStep | None = None,
         say: Callable[[str], None] | None = None,
         progress: Callable[[int, int | None], None] | None = None,
+        trigger: str | None = None,
     ) -> None:
         self.window = window
         self.finished = False
@@ -63,6 +69,7 @@ class StepRecorder:
         self._after_step = after_step
         self._say = say
         self._progress = progress
+        self._trigger = trigger
         self._parts: Sequence[Any] = ()
         self._facts = RunFacts()
         self._seen_first = False
@@ -127,9 +134,9 @@ class StepRecorder:
             except Exception as error:
                 self.failure = error
                 self.finished = True
-                raise
-            finally:
                 self.recorded.append(step)
+                raise
+        self.recorded.append(step)
         loss, grad_norm = self.losses.get(step, (None, None))
         stop = self._after_step(step, loss, grad_norm) if self._after_step is not None else False
         self.finished = stop or step == self.window.last
@@ -144,6 +151,12 @@ class StepRecorder:
 
     def not_reached(self, last: int) -> str:
         """Message for a run that ended before the window did."""
+        if self._trigger is not None and self.recorded:
+            first, end = self.recorded[0], self.recorded[-1]
+            return f"the run ended at step {last}: {self._trigger} did not happen from step {first} to {end}"
+        if self.recorded:
+            first, end = self.recorded[0], self.recorded[-1]
+            return f"the run ended at step {last}, within {self.window}; steps {first} to {end} were recorded"
         return (
             f"the run ended at step {last}, before {self.window}; nothing was captured there. "
             f"Ask for a step up to {last}, or give the run more steps or data"

@@ -17,6 +17,7 @@ import gc
 import importlib
 import logging
 import os
+import re
 import socket
 import sys
 import warnings
@@ -33,7 +34,8 @@ from bridge.capture.steps import RunFacts, StepRecorder
 from bridge.config import TrainConfig
 from bridge.errors import BridgeError, ConfigError, RunError, StepNotReachedError, UsageError, near_misses
 
-_log = logging.getLogger(__name__)
+#: torchtitan's words for a loss that is NaN or infinite.
+_LOST = re.compile(r"Loss is not finite \(global_avg_loss=([^)]*)\)")
 
 
 class _Finished(BaseException):
@@ -160,9 +162,27 @@ def _attach(trainer: Any, recorder: StepRecorder, facts: RunFacts, *, stop: bool
     recorder.attach(trainer.model_parts, facts)
 
     def recorded_step(data_iterator: Any) -> None:
-        recorder.run_step(trainer.step, lambda: train_step(data_iterator))
+        stopped: list[RuntimeError] = []
+
+        def run() -> None:
+            try:
+                train_step(data_iterator)
+            except RuntimeError as error:
+                # torchtitan gives up on a loss that is not finite, after the whole step has run: the very
+                # step that somebody wants to look at, and complete.
+                loss = _LOST.search(str(error))
+                if loss is None or not recorder.wants_metrics(trainer.step):
+                    raise
+                recorder.metrics(trainer.step, loss=float(loss[1]), grad_norm=None)
+                stopped.append(error)
+
+        recorder.run_step(trainer.step, run)
+        if stopped:
+            recorder.say(f"torchtitan stops here: {stopped[0]}")
         if recorder.finished and stop:
             raise _Finished
+        if stopped:
+            raise stopped[0]
 
     def recorded_log(step: int, loss: float, max_loss: float, grad_norm: float, **more: Any) -> None:
         recorder.metrics(step, loss=float(loss), grad_norm=float(grad_norm))
