@@ -27,6 +27,7 @@ VERBS = {
     "scan": "Judge every captured op of one run against FP64.",
     "report": "Render a verdict.json as HTML, text, Markdown, JUnit XML or JSON.",
     "inspect": "Say what a capture folder holds and what it lacks.",
+    "repro": "Shrink a failing input to the smallest script that still fails.",
     "recheck": "Judge a stored verdict again, under other constants or anew.",
     "env": "Print versions and devices, for a bug report.",
 }
