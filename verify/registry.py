@@ -39,13 +39,14 @@ def built_in_names() -> tuple[str, ...]:
     return tuple(sorted(folder.name for folder in folders if (folder / "spec.py").is_file()))
 
 
-def _entry_points() -> dict[str, metadata.EntryPoint]:
+def entry_points() -> dict[str, metadata.EntryPoint]:
+    """Installed kernels by name, without importing one."""
     return {point.name: point for point in metadata.entry_points(group=GROUP)}
 
 
 def known_names() -> tuple[str, ...]:
     """Everything `--op` can take without `--kernel`, for completion and for near misses."""
-    return tuple(sorted({*built_in_names(), *_entry_points()}))
+    return tuple(sorted({*built_in_names(), *entry_points()}))
 
 
 def load_spec(source: str, *, op: str | None = None) -> LoadedSpec:
@@ -71,7 +72,7 @@ def load_spec(source: str, *, op: str | None = None) -> LoadedSpec:
         )
     if source in built_in_names():
         return _load_built_in(source)
-    points = _entry_points()
+    points = entry_points()
     if source in points:
         return _load_entry_point(points[source])
     raise UsageError(

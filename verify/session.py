@@ -58,6 +58,20 @@ def execute(
         BridgeError: something of the request cannot be served, or the kernel raised.
     """
     say = emit if emit is not None else _silent
+    session = _open(request, say, resume or Resume(), loaded, capture)
+    try:
+        verdict = session.run()
+    except KernelError as error:
+        if "CUDA error" in str(error):
+            say(Unusable(reason=str(error)))
+        raise
+    say(Finished(verdict=verdict))
+    return verdict
+
+
+def _open(
+    request: Request, say: Emit, resume: Resume, loaded: LoadedSpec | None, capture: Capture | None
+) -> _Session:
     if loaded is None:
         request.check()
     say(Phase(name="loading"))
@@ -69,15 +83,18 @@ def execute(
         _refuse_torn(capture, partial=request.partial)
     if loaded is None:
         loaded = load(request, capture)
-    session = _Session(request, loaded, capture, say, resume or Resume())
-    try:
-        verdict = session.run()
-    except KernelError as error:
-        if "CUDA error" in str(error):
-            say(Unusable(reason=str(error)))
-        raise
-    say(Finished(verdict=verdict))
-    return verdict
+    return _Session(request, loaded, capture, say, resume)
+
+
+def prepare(request: Request) -> tuple[LoadedSpec, Declared, list[Case]]:
+    """The kernel, the declaration and every case of a request, without judging; what `execute` starts from.
+
+    Raises:
+        BridgeError: as `execute`.
+    """
+    session = _open(request, _silent, Resume(), None, None)
+    cases, _, _, declared = session.prepare()
+    return session.loaded, declared, cases
 
 
 def _refuse_torn(capture: Capture, *, partial: bool) -> None:
@@ -185,6 +202,10 @@ class _Session:
         return self.loaded.spec
 
     def run(self) -> Verdict:
+        return self._judge(*self.prepare())
+
+    def prepare(self) -> tuple[list[Case], Bindings, Options, Declared]:
+        """Bind, plan and declare; the target runs for the first time while tile edges are planned."""
         request = self.request
         self._check_choices()
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -206,7 +227,7 @@ class _Session:
             cases = known if self.resume.unplanned else [*cases, *self._plan(device, options)]
         declared = provenance.declare(self.loaded, request, cases, stamp)
         self.say(declared)
-        return self._judge(cases, bound, options, declared)
+        return cases, bound, options, declared
 
     def _check_choices(self) -> None:
         spec, request = self.spec, self.request

@@ -133,7 +133,7 @@ def test_an_entry_point_is_loaded_by_name(tmp_path: Path, monkeypatch: pytest.Mo
         "broken": metadata.EntryPoint("broken", "their_kernels:NOPE", registry.GROUP),
         "number": metadata.EntryPoint("number", "their_kernels:GROUP", registry.GROUP),
     }
-    monkeypatch.setattr(registry, "_entry_points", lambda: points)
+    monkeypatch.setattr(registry, "entry_points", lambda: points)
     assert registry.load_spec("theirs").origin == "entry point"
     assert "theirs" in registry.known_names()
     with pytest.raises(SpecError, match="entry point broken = their_kernels:NOPE"):
