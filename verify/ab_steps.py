@@ -24,7 +24,7 @@ def step_figures(config_path: Path, last: int, settings: dict[str, Any]) -> dict
 
     Raises BridgeError as `bridge capture` does.
     """
-    from bridge.capture.recorder import RunFacts, StepRecorder
+    from bridge.capture.steps import RunFacts, StepRecorder
     from bridge.capture.titan import run_titan
     from bridge.capture.window import parse_window
     from bridge.config import load_config
