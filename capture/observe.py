@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from bridge.capture.contents import Contents
+from bridge.capture.device import aside
 from bridge.capture.dtypes import itemsize
 from bridge.capture.identity import StorageEntry, Storages
 from bridge.capture.record import TensorRecord
@@ -89,6 +90,10 @@ class Observer:
                 device=device,
                 requires_grad=tensor.requires_grad,
             )
+        if tensor.is_neg() or tensor.is_conj():
+            # Lazily negated or conjugated: the bytes in memory are not the values. Recorded as a copy that is.
+            with aside():
+                tensor = tensor.resolve_conj().resolve_neg()
         entry = self.storages.entry(tensor)
         number = self._content(tensor, entry, dtype, name, **how)
         return TensorRecord(

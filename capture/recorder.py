@@ -12,6 +12,7 @@ from bridge.capture.contents import Contents
 from bridge.capture.encode import split_arguments, visit_tensors
 from bridge.capture.observe import Observer
 from bridge.capture.phase import Stage, current_node
+from bridge.capture.randomness import random_flags
 from bridge.capture.record import Call, Phase, TensorRecord
 from bridge.capture.schema import OpInfo, op_info
 from bridge.capture.select import Matcher
@@ -116,7 +117,7 @@ class Recorder:
             inputs=inputs,
             written=written,
             attrs=attrs,
-            flags={},
+            flags=random_flags(args, kwargs, keep=store) if info.random else {},
         )
 
     def end(self, pending: Pending, result: Any) -> None:
