@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bridge.report.numbers import percent, plural, short
 from bridge.report.terminal import Painter, align, plain
-from bridge.report.verdict_model import COLUMNS, GATE, Group, Row, View, build_view
+from bridge.report.verdict_model import COLUMNS, GATE, Group, Margin, Row, View, build_view
 from bridge.verify.verdict import Verdict
 
 #: Columns of numbers stand to the right.
@@ -43,7 +43,7 @@ class _VerdictPainter(Painter):
         for row, line in zip(rows, body, strict=True):
             word = row.outcome
             lines.append(line[: -len(word)] + self.paint(word, word))
-            lines += self.note(row, "" if verbose else tallies[id(row)])
+            lines += self.case_lines(row, "" if verbose else tallies[id(row)])
         return lines
 
     def fit(self, cells: list[list[str]]) -> list[str]:
@@ -57,7 +57,7 @@ class _VerdictPainter(Painter):
             row[reference] = row[reference].partition(" (")[0]
         return align([COLUMNS, *cells], right=right, width=self.width)
 
-    def note(self, row: Row, tally: str) -> list[str]:
+    def case_lines(self, row: Row, tally: str) -> list[str]:
         parts = [row.case]
         if row.entry.reason and row.outcome != "PASS":
             parts.append(row.entry.reason)
@@ -69,7 +69,7 @@ class _VerdictPainter(Painter):
             return []
         # What failed, else what came closest: the full list is in the HTML report.
         failed = [margin for margin in margins if not margin.passed]
-        shown = failed or sorted(margins, key=lambda margin: margin.worst.rank, reverse=True)[:3]
+        shown = failed or _closest(margins)
         rows = [
             (
                 "Failed companion" if failed else "Closest companion",
@@ -144,3 +144,11 @@ class _VerdictPainter(Painter):
         lines += self.wrap("Launched", launched or "yes")
         lines += self.wrap("Constants", ", ".join(f"{name} {value}" for name, value in view.constants))
         return lines
+
+
+def _closest(margins: list[Margin]) -> list[Margin]:
+    """The three companions that came closest to their limit, each on its worst tensor."""
+    worst: dict[str, Margin] = {}
+    for margin in sorted(margins, key=lambda margin: margin.worst.rank, reverse=True):
+        worst.setdefault(margin.check, margin)
+    return list(worst.values())[:3]
