@@ -47,13 +47,20 @@ class StepMode(DebugMode):  # type: ignore[no-untyped-call]
         except Exception as error:
             recorder.problem(f"recording the inputs of {func}", error)
             pending = None
+        # Only what has an index was given one: silent operators make no call and are nobody's parent.
+        parent = pending is not None and pending.index >= 0
         try:
-            result = self._through(func, args, kwargs, pending) if wrapped else func(*args, **kwargs)
+            if parent:
+                recorder.parents.append(pending.index)
+            result = self._through(func, args, kwargs) if wrapped else func(*args, **kwargs)
         except BaseException as error:
             if pending is not None:
                 with contextlib.suppress(Exception):  # the step's own error matters more than our note of it
                     recorder.failed(pending, error)
             raise
+        finally:
+            if parent:
+                recorder.leave_parent(pending.index)
         if pending is not None:
             try:
                 recorder.end(pending, result)
@@ -61,19 +68,14 @@ class StepMode(DebugMode):  # type: ignore[no-untyped-call]
                 recorder.problem(f"recording the outputs of {func}", error)
         return result
 
-    def _through(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], pending: Any) -> Any:
+    def _through(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Run a wrapper subclass's operator with this mode on, so that what it does inside is seen as well.
-        parents = self._recorder.parents
-        if pending is not None and pending.index >= 0:
-            parents.append(pending.index)
         self._passing = func
         try:
             with self:
                 return func(*args, **kwargs)
         finally:
             self._passing = None
-            if pending is not None and parents and parents[-1] == pending.index:
-                parents.pop()
 
     @staticmethod
     def _is_tracing() -> bool:

@@ -84,6 +84,9 @@ class _Launch:
         self._values = {**dict(zip(names, args, strict=False)), **kwargs}
         phase, node = recorder.stage.now()
         module, module_class, forward, source = recorder.place(phase, node)
+        index = recorder.next_index()
+        if node is None:
+            recorder.stage.note_origin(index, source)
         key = recorder.op_key(module, "launch", name)
         selected = recorder.matcher.matches((name,), key, phase)
         self._store = selected and recorder.matcher.outputs
@@ -97,7 +100,7 @@ class _Launch:
             elif value is not None and argument != "stream":
                 attrs[argument] = plain(value)
         self._call = Call(
-            index=recorder.next_index(),
+            index=index,
             key=key,
             kind="launch",
             op=name,

@@ -105,8 +105,7 @@ class ModuleHooks:
         if frame is None:
             return
         begun = self._begun.pop(frame.call, None)
-        if frame.call in recorder.parents:
-            del recorder.parents[recorder.parents.index(frame.call) :]
+        recorder.leave_parent(frame.call)
         if begun is None:
             return
         store = begun.selected and recorder.matcher.outputs

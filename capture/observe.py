@@ -91,7 +91,7 @@ class Observer:
                 requires_grad=tensor.requires_grad,
             )
         if tensor.is_neg() or tensor.is_conj():
-            # Lazily negated or conjugated: the bytes in memory are not the values. Recorded as a copy that is.
+            # Lazily negated or conjugated: the bytes in memory are not the values, so a copy is recorded.
             with aside():
                 tensor = tensor.resolve_conj().resolve_neg()
         entry = self.storages.entry(tensor)

@@ -23,6 +23,11 @@ def current_node() -> Any:
     return torch._C._current_autograd_node()
 
 
+def _nodes_made() -> int:
+    count: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    return count
+
+
 @dataclass(slots=True)
 class Origin:
     """The forward operator that made an autograd node."""
@@ -53,7 +58,8 @@ class Stage:
         self.microbatch = 0
         self._forwards = 0
         self._stage = "before"
-        self._origins: dict[int, Origin] = {}
+        # The newest node was made before the step, by nobody that we know.
+        self._origins: dict[int, Origin | None] = {_nodes_made() - 1: None}
 
     def now(self) -> tuple[Phase, Any]:
         """The phase, and the autograd node that is running, if one is."""
@@ -88,7 +94,7 @@ class Stage:
 
     def note_origin(self, call: int | None, source: str | None) -> None:
         """Remember that the operator dispatched now made the newest autograd node, if it did."""
-        number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+        number = _nodes_made() - 1
         if number not in self._origins:
             top = self.frames[-1] if self.frames else None
             self._origins[number] = Origin(

@@ -78,7 +78,7 @@ class Recorder:
         if info.allocates:
             return ALLOCATION
         if info.silent:
-            if torch.is_grad_enabled() and current_node() is None:
+            if current_node() is None:
                 self.stage.note_origin(None, source_line())
             return None
         return self._begin(info, args, kwargs)
@@ -87,7 +87,7 @@ class Recorder:
         phase, node = self.stage.now()
         module, module_class, forward, source = self.place(phase, node)
         index = self.next_index()
-        if phase != "backward" and torch.is_grad_enabled() and node is None:
+        if node is None:
             self.stage.note_origin(index, source)
         key = self.op_key(module, "op", info.short)
         selected = self.matcher.matches(info.names, key, phase)
@@ -196,6 +196,11 @@ class Recorder:
                 note=f"raised {type(error).__name__}",
             )
         )
+
+    def leave_parent(self, index: int) -> None:
+        """A call that others ran inside has ended, and those inside that never ended with it."""
+        if index in self.parents:
+            del self.parents[self.parents.index(index) :]
 
     def next_index(self) -> int:
         """The next number in execution order."""

@@ -27,9 +27,7 @@ def why_not_replayable(call: Call) -> str | None:
     if not call.replayable:
         return call.note or "it talks to other processes or runs code of the caller's"
     if "rng" in call.flags and "state" not in call.flags["rng"]:
-        return (
-            "it draws random numbers and its tensors were not selected, so the generator's state was not kept"
-        )
+        return "it draws random numbers, and as it was not selected the generator's state was not kept"
     for record in call.inputs:
         if record.subclass not in (None, "Parameter"):
             return f"input {record.name} is a {record.subclass}; the local operators inside are replayed"

@@ -1,15 +1,18 @@
-"""The line of the user's code that led here: the nearest frame outside torch and this tool."""
+"""The line of the user's code that led here: the nearest frame outside torch, Triton and this tool."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
 
 import torch
 
-_TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parent)
+_INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_triton = importlib.util.find_spec("triton")
+if _triton is not None and _triton.origin is not None:
+    _INSIDE = (*_INSIDE, str(Path(_triton.origin).parent))
 _OUTSIDE: dict[CodeType, bool] = {}
 _LINES: dict[tuple[CodeType, int], str] = {}
 
@@ -22,7 +25,7 @@ def source_line() -> str | None:
         outside = _OUTSIDE.get(code)
         if outside is None:
             name = code.co_filename
-            outside = _OUTSIDE[code] = not name.startswith((_TORCH, _OURS, "<"))
+            outside = _OUTSIDE[code] = not name.startswith(_INSIDE)
         if outside:
             place = (code, frame.f_lineno)
             return _LINES.get(place) or _line(place)
