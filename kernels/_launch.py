@@ -28,7 +28,16 @@ INTERPRETED = isinstance(_probe, InterpretedFunction)
 _EMULATE = tl.constexpr(INTERPRETED)
 
 
-@triton.jit
+def device_function(function: Callable[..., Any]) -> Any:
+    """Decorate a function that kernels call.
+
+    Compiled, it must be jitted. Interpreted, a jitted one makes the interpreter patch triton.language anew at
+    every call (8 ms), and a plain one does the same work for nothing.
+    """
+    return function if INTERPRETED else triton.jit(function)
+
+
+@device_function
 def widen(value):
     """16-bit or fp32 block to fp32, exactly.
 
@@ -40,7 +49,7 @@ def widen(value):
     return value.to(tl.float32)
 
 
-@triton.jit
+@device_function
 def narrow(value, dtype: tl.constexpr):
     """fp32 block to `dtype`, rounded to nearest even.
 

@@ -10,11 +10,12 @@ Imported by `kernel.py` files only, because it imports triton.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from bridge.kernels._launch import device_function
 
-@triton.jit
+
+@device_function
 def deepen(x, PRECISE: tl.constexpr):
     """With PRECISE the block in fp64, otherwise as it is."""
     if PRECISE:
@@ -23,7 +24,7 @@ def deepen(x, PRECISE: tl.constexpr):
         return x
 
 
-@triton.jit
+@device_function
 def _precise_exp(x):
     """e^x of an fp32 block."""
     # exp(x) = 2^n exp(r) with n = round(x / ln 2), |r| <= ln(2) / 2; beyond +-110 the result is 0 or inf.
@@ -51,7 +52,7 @@ def _precise_exp(x):
     return tl.where(x != x, x, p * first * second)
 
 
-@triton.jit
+@device_function
 def exp(x, PRECISE: tl.constexpr):
     """e^x; of an fp32 block with PRECISE within 1 ulp at any x, gradual underflow kept."""
     if PRECISE and x.dtype == tl.float32:
@@ -60,7 +61,7 @@ def exp(x, PRECISE: tl.constexpr):
         return tl.exp(x)
 
 
-@triton.jit
+@device_function
 def sigmoid(x, PRECISE: tl.constexpr):
     """1 / (1 + e^-x); no cancellation and no overflow at either end."""
     below = 1.0 + exp(-x, PRECISE)
