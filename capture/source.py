@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
 
 import torch
 
-_INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
-_triton = importlib.util.find_spec("triton")
-if _triton is not None and _triton.origin is not None:
-    _INSIDE = (*_INSIDE, str(Path(_triton.origin).parent))
+
+def _folders() -> tuple[str, ...]:
+    """Folders whose frames are plumbing; with separators, so that torch does not stand for torchtitan."""
+    found = [str(Path(name).parent) for name in (torch.__file__, __file__, contextlib.__file__)]
+    for name in ("triton", "spmd_types"):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            found.append(str(Path(spec.origin).parent))
+    return tuple(folder + os.sep for folder in found)
+
+
+#: Packages may be installed below the standard library's folder; those are not plumbing.
+_INSTALLED = os.sep + "site-packages" + os.sep
+_INSIDE = _folders()
+_STDLIB = str(Path(contextlib.__file__).parent) + os.sep
 _OUTSIDE: dict[CodeType, bool] = {}
 _LINES: dict[tuple[CodeType, int], str] = {}
 
@@ -24,13 +37,20 @@ def source_line() -> str | None:
         code = frame.f_code
         outside = _OUTSIDE.get(code)
         if outside is None:
-            name = code.co_filename
-            outside = _OUTSIDE[code] = not name.startswith(_INSIDE)
+            outside = _OUTSIDE[code] = _is_outside(code.co_filename)
         if outside:
             place = (code, frame.f_lineno)
             return _LINES.get(place) or _line(place)
         frame = frame.f_back
     return None
+
+
+def _is_outside(name: str) -> bool:
+    if name.startswith("<"):
+        return False
+    inside = [folder for folder in _INSIDE if name.startswith(folder)]
+    # The longest folder decides: site-packages lies inside the standard library's folder.
+    return not inside or (inside == [_STDLIB] and _INSTALLED in name)
 
 
 def _line(place: tuple[CodeType, int]) -> str:
