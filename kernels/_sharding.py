@@ -1,4 +1,4 @@
-"""DTensor in, DTensor out, for operators that treat rows alone: the kernel sees local tensors only."""
+"""DTensor in, DTensor out, for operators that treat rows or elements alone: the kernel sees local tensors."""
 
 from __future__ import annotations
 
@@ -39,9 +39,40 @@ def rowwise(function: Callable[..., torch.Tensor], x: torch.Tensor, *params: tor
                 "x and the parameters must all be DTensors or all plain, got DTensor x, plain parameter"
             )
         local_params.append(param.redistribute(placements=whole).to_local(grad_placements=reduced))
-    result = function(local, *local_params)
+    return _global(function(local, *local_params), x, placements)
+
+
+def pointwise(
+    function: Callable[..., torch.Tensor], first: torch.Tensor, *others: torch.Tensor
+) -> torch.Tensor:
+    """Call `function` on the local shards of tensors of one shape that it combines element by element.
+
+    Args:
+        function: treats every element alone.
+        first: its placements rule; a partial sum is added up first.
+        others: like `first` in shape; redistributed to its placements.
+
+    Returns:
+        The result, with the placements of `first`.
+    """
+    if not isinstance(first, DTensor):
+        return function(first, *others)
+    placements = tuple(Replicate() if p.is_partial() else p for p in first.placements)
+    local = []
+    for tensor in (first, *others):
+        if not isinstance(tensor, DTensor):
+            raise UsageError(
+                "tensors combined element by element must all be DTensors or all plain, got both"
+            )
+        local.append(tensor.redistribute(placements=placements).to_local(grad_placements=placements))
+    return _global(function(*local), first, placements)
+
+
+def _global(local: torch.Tensor, like: DTensor, placements: tuple[Placement, ...]) -> DTensor:
+    shape = like.shape
+    strides = _contiguous_strides(shape)
     return DTensor.from_local(
-        result, x.device_mesh, placements, run_check=False, shape=x.shape, stride=_contiguous_strides(x.shape)
+        local, like.device_mesh, placements, run_check=False, shape=shape, stride=strides
     )
 
 

@@ -13,7 +13,7 @@ from bridge.kernels.offset_rmsnorm.spec import SPEC
 
 pytestmark = pytest.mark.gpu
 
-# Shape, dtype, seed, scale of x: sizes at the steps of the tile size, a production width, rows that eps rules.
+# Shape, dtype, seed, scale of x: sizes at steps of the tile size, a production width, rows that eps rules.
 CASES = [
     ((3, 255), torch.float32, 1, 1.0),
     ((3, 256), torch.bfloat16, 2, 1.0),

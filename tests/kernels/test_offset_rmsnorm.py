@@ -51,7 +51,7 @@ def test_a_row_too_wide_is_refused(gate: SimpleNamespace) -> None:
 
 
 def test_programs_that_walk_several_tiles(gate: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each backward program takes four tiles of 64 rows, as with many rows; the last ones lie past the end."""
+    """Each backward program takes four tiles of 64 rows, as with many rows; the last ones are empty."""
     monkeypatch.setattr(kernel, "tiles_per_program", lambda *_: 4)
     gate.judge(SPEC, _pair(gate, (640, 16), torch.float16))
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,13 @@ titan = pytest.importorskip(
     "torchtitan.config.override", reason="torchtitan here has no overrides (needs 0.3)"
 )
 
+from torchtitan.models.common import nn_modules  # noqa: E402
+from torchtitan.models.common import rope as titan_rope  # noqa: E402
+from torchtitan.models.common.feed_forward import FeedForward  # noqa: E402
+from torchtitan.models.common.linear import Linear  # noqa: E402
 from torchtitan.protocols.module import Module  # noqa: E402
 
+from bridge.errors import UsageError  # noqa: E402
 from bridge.kernels.offset_rmsnorm.module import OffsetRMSNorm  # noqa: E402
 
 
@@ -62,6 +68,187 @@ def test_offset_rmsnorm(gate: SimpleNamespace) -> None:
 def test_the_backend_can_be_given() -> None:
     _, kernel = swap(OffsetRMSNorm.Config(dim=8), (OFFSET, {"backend": "auto"}))
     assert kernel.backend == "auto"
+
+
+def _compare(gate: SimpleNamespace, plain: Any, kernel: Any, *shape: int) -> None:
+    """Outputs and parameter gradients of both modules agree on a random input."""
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(5)).to(gate.device)
+    plain.to(gate.device)
+    kernel.to(gate.device)
+    outputs = [module(x) for module in (plain, kernel)]
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-5)
+    grads = []
+    for module, output in zip((plain, kernel), outputs, strict=True):
+        output.square().sum().backward()
+        grads.append([p.grad for p in module.parameters()])
+    if len(grads[0]) == len(grads[1]):
+        for one, two in zip(*grads, strict=True):
+            torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-4)
+
+
+def test_rms_norm(gate: SimpleNamespace) -> None:
+    config = nn_modules.RMSNorm.Config(normalized_shape=40, eps=1e-5)
+    _compare(gate, *swap(config, "bridge.kernels.rms_norm.override.rms_norm"), 3, 5, 40)
+
+
+def test_layer_norm(gate: SimpleNamespace) -> None:
+    config = nn_modules.LayerNorm.Config(normalized_shape=40, eps=1e-5)
+    _compare(gate, *swap(config, "bridge.kernels.layer_norm.override.layer_norm"), 3, 5, 40)
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_a_norm_without_weight_is_refused(norm: str) -> None:
+    config_class = {"rms_norm": nn_modules.RMSNorm, "layer_norm": nn_modules.LayerNorm}[norm].Config
+    with pytest.raises(UsageError, match="elementwise_affine=False"):
+        swap(
+            config_class(normalized_shape=8, elementwise_affine=False),
+            f"bridge.kernels.{norm}.override.{norm}",
+        )
+
+
+SWIGLU = "bridge.kernels.fused_swiglu.override.fused_swiglu"
+
+
+def _feed_forward(bias: bool = False) -> Any:
+    def linear(inputs: int, outputs: int, std: float) -> Any:
+        return Linear.Config(
+            in_features=inputs,
+            out_features=outputs,
+            bias=bias,
+            param_init={"weight": partial(torch.nn.init.normal_, std=std), "bias": torch.nn.init.zeros_},
+        )
+
+    return FeedForward.Config(w1=linear(16, 24, 0.02), w2=linear(24, 16, 0.02), w3=linear(16, 24, 0.5))
+
+
+def test_fused_swiglu(gate: SimpleNamespace) -> None:
+    _compare(gate, *swap(_feed_forward(), SWIGLU), 3, 5, 16)
+
+
+def test_fused_swiglu_checkpoints_are_the_stock_blocks_bit_for_bit() -> None:
+    plain, fused = swap(_feed_forward(), SWIGLU)
+    saved = fused.state_dict()
+    assert set(saved) == set(plain.state_dict()) == {"w1.weight", "w2.weight", "w3.weight"}
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(saved[name], tensor)
+    other, _ = swap(_feed_forward(), SWIGLU)
+    other.load_state_dict(saved, strict=True)
+    assert torch.equal(other.w3.weight, plain.w3.weight)
+    assert torch.equal(fused.w13[:, 0], plain.w1.weight) and torch.equal(fused.w13[:, 1], plain.w3.weight)
+
+
+def test_fused_swiglu_names_the_keys_that_are_missing() -> None:
+    plain, fused = swap(_feed_forward(), SWIGLU)
+    state = plain.state_dict()
+    before = fused.w13.detach().clone()
+    del state["w3.weight"]
+    with pytest.raises(RuntimeError) as caught:
+        fused.load_state_dict(state, strict=True)
+    assert "w3.weight" in str(caught.value)
+    assert "w13" not in str(caught.value) and "w1.weight" not in str(caught.value)
+    result = fused.load_state_dict({"w2.weight": state["w2.weight"]}, strict=False)
+    assert result.missing_keys == ["w1.weight", "w3.weight"] and not result.unexpected_keys
+    assert torch.equal(fused.w13, before)
+    assert fused.load_state_dict({**plain.state_dict(), "w4": before}, strict=False).unexpected_keys == ["w4"]
+
+
+def test_fused_swiglu_initialises_each_half_as_configured() -> None:
+    root = Holder.Config(child=_feed_forward())
+    titan.apply_overrides(titan.OverrideConfig(imports=[SWIGLU]), root)
+    built = root.build()
+    built.init_states()
+    gate, up = built.child.w13.detach().unbind(1)
+    assert gate.std() == pytest.approx(0.02, rel=0.3) and up.std() == pytest.approx(0.5, rel=0.3)
+
+
+def test_fused_swiglu_with_bias_is_refused() -> None:
+    with pytest.raises(UsageError, match="without bias"):
+        swap(_feed_forward(bias=True), SWIGLU)
+
+
+def test_fused_swiglu_in_a_model_and_through_its_hugging_face_adapter() -> None:
+    """The debug model with and without the override gives the same Hugging Face checkpoint."""
+    from torchtitan.models.llama3 import llama3_configs
+    from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
+
+    def build(imports: list[str]) -> tuple[Any, Any]:
+        config = llama3_configs["debugmodel"]("sdpa")
+        titan.apply_overrides(titan.OverrideConfig(imports=imports), config)
+        return config, config.build()
+
+    plain_config, plain = build([])
+    plain.init_states()
+    fused_config, fused = build([SWIGLU])
+    fused.load_state_dict(plain.state_dict(), strict=True)
+    one = Llama3StateDictAdapter(plain_config, None).to_hf(plain.state_dict())
+    two = Llama3StateDictAdapter(fused_config, None).to_hf(fused.state_dict())
+    assert set(one) == set(two) and any("gate_proj" in name for name in one)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize(("kind", "entry"), [("CosSinRoPE", "cos_sin_rope"), ("ComplexRoPE", "complex_rope")])
+@pytest.mark.parametrize("given", [True, False], ids=["positions", "no positions"])
+def test_rope(gate: SimpleNamespace, kind: str, entry: str, given: bool) -> None:
+    config = getattr(titan_rope, kind).Config(dim=16, max_seq_len=32)
+    plain, kernel = swap(config, f"bridge.kernels.rope.override.{entry}")
+    plain.to(gate.device)
+    kernel.to(gate.device)
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(2, 5, 4, 16, generator=generator).to(gate.device)
+    key = torch.randn(2, 5, 2, 16, generator=generator).to(gate.device)
+    positions = torch.randint(0, 32, (2, 5), generator=generator).to(gate.device) if given else None
+    for one, two in zip(plain(query, key, positions), kernel(query, key, positions), strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
+
+
+def test_cross_entropy(gate: SimpleNamespace) -> None:
+    from torchtitan.components.loss import CrossEntropyLoss
+
+    root = Holder.Config(child=CrossEntropyLoss.Config())
+    titan.apply_overrides(
+        titan.OverrideConfig(imports=["bridge.kernels.cross_entropy.override.cross_entropy"]), root
+    )
+    logits = torch.randn(2, 5, 37, generator=torch.Generator().manual_seed(2)).to(gate.device)
+    labels = torch.randint(0, 37, (2, 5), generator=torch.Generator().manual_seed(2)).to(gate.device)
+    labels[0, 3] = -100
+    losses = []
+    for config in (CrossEntropyLoss.Config(), root.child):
+        leaf = logits.clone().requires_grad_()
+        loss, _ = config.build()(leaf, labels, torch.tensor(9.0, device=gate.device))
+        losses.append((loss.detach(), *torch.autograd.grad(loss, leaf)))
+    for one, two in zip(*losses, strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
+
+
+def test_adamw(gate: SimpleNamespace) -> None:
+    """Some steps equal torch's AdamW, and each loads the other's state."""
+    from torchtitan.components.optimizer import OptimizersContainer, default_adamw
+
+    root = Holder.Config(child=default_adamw(lr=1e-2))
+    root.child.implementation = "for-loop"
+    original = root.child
+    titan.apply_overrides(titan.OverrideConfig(imports=["bridge.kernels.adamw.override.adamw"]), root)
+    models = [torch.nn.Linear(7, 5).to(gate.device) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [c.build(model_parts=[m]) for c, m in zip((original, root.child), models, strict=True)]
+    assert type(optimizers[1]) is not OptimizersContainer
+    x = torch.randn(11, 7, generator=torch.Generator().manual_seed(4)).to(gate.device)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                model(x).square().sum().backward()
+                optimizer.step()
+
+    steps(3)
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    assert set(states[0]) == set(states[1])
+    optimizers[1].load_state_dict(states[0])
+    optimizers[0].load_state_dict(states[1])
+    steps(2)
+    for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
 
 
 def test_sharded_activations_and_weights(tmp_path: Path) -> None:

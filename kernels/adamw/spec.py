@@ -1,0 +1,147 @@
+"""What `bridge verify --op adamw` judges, on what inputs, against which plausible faults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bridge.kernels.adamw.op import adamw_step
+from bridge.kernels.adamw.reference import Tensors, golden, reference
+from bridge.verify import KernelSpec
+
+Tensor = torch.Tensor
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+Device = str | torch.device
+
+
+def target(param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, **options: Any) -> Tensors:
+    """The kernel on copies, since it works in place; never its eager fallback."""
+    state = (param.clone(), exp_avg.clone(), exp_avg_sq.clone())
+    adamw_step(state[0], grad, state[1], state[2], backend="kernel", **options)
+    return state
+
+
+def _draw(shape: tuple[int, ...], generator: torch.Generator, device: Device) -> Inputs:
+    param, grad, mean, noise = (torch.randn(shape, generator=generator, device=device) for _ in range(4))
+    return param, 0.1 * grad, 0.03 * mean, 0.01 * (1.0 + noise.square())
+
+
+def _lower(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    param, grad, mean, square = inputs
+    return param.to(dtype), grad.to(dtype), mean.to(dtype), square.to(dtype)
+
+
+def sample(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: Device) -> Inputs:
+    """Parameters from N(0, 1), gradients from N(0, 0.1), moments as such gradients leave them."""
+    return _lower(_draw(shape, generator, device), dtype)
+
+
+def quiet(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: Device) -> Inputs:
+    """Gradients so small that eps rules the denominator; parameters small enough to show the update."""
+    param, grad, mean, square = _draw(shape, generator, device)
+    return _lower((1e-4 * param, 1e-6 * grad, 1e-6 * mean, 0.0 * square), dtype)
+
+
+def loud(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: Device) -> Inputs:
+    """Gradients whose square does not fit into fp16."""
+    param, grad, mean, square = _draw(shape, generator, device)
+    return _lower((param, 1e4 * grad, 1e3 * mean, 1e4 * square), dtype)
+
+
+def fresh_state(
+    shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: Device
+) -> Inputs:
+    """Moments at zero, as before the first step."""
+    param, grad, mean, square = _draw(shape, generator, device)
+    return _lower((1e-3 * param, grad, 0.0 * mean, 0.0 * square), dtype)
+
+
+def _fault_l2_decay(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, **options: Any
+) -> Tensors:
+    decay = options.pop("weight_decay")
+    decayed = (grad.float() + decay * param.float()).to(grad.dtype)
+    return reference(param, decayed, exp_avg, exp_avg_sq, weight_decay=0.0, **options)
+
+
+def _fault_no_decay(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, **options: Any
+) -> Tensors:
+    return reference(param, grad, exp_avg, exp_avg_sq, **{**options, "weight_decay": 0.0})
+
+
+def _fault_no_bias_correction(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, **options: Any
+) -> Tensors:
+    return reference(param, grad, exp_avg, exp_avg_sq, **{**options, "step": 1_000_000_000})
+
+
+def _fault_step_off_by_one(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, **options: Any
+) -> Tensors:
+    return reference(param, grad, exp_avg, exp_avg_sq, **{**options, "step": options["step"] + 1})
+
+
+def _fault_beta2_rounded(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, **options: Any
+) -> Tensors:
+    rounded = float(torch.tensor(options["beta2"]).to(torch.bfloat16))
+    return reference(param, grad, exp_avg, exp_avg_sq, **{**options, "beta2": rounded})
+
+
+def _fault_betas_swapped(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, **options: Any
+) -> Tensors:
+    swapped = {**options, "beta1": options["beta2"], "beta2": options["beta1"]}
+    return reference(param, grad, exp_avg, exp_avg_sq, **swapped)
+
+
+def _fault_eps_inside_root(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, **options: Any
+) -> Tensors:
+    right = reference(param, grad, exp_avg, exp_avg_sq, **options)
+    beta1, beta2, step = options["beta1"], options["beta2"], options["step"]
+    mean = beta1 * exp_avg.float() + (1.0 - beta1) * grad.float()
+    square = beta2 * exp_avg_sq.float() + (1.0 - beta2) * grad.float().square()
+    root = (square / (1.0 - beta2**step) + options["eps"]).sqrt()
+    update = mean / (1.0 - beta1**step) / root
+    moved = param.float() * (1.0 - options["lr"] * options["weight_decay"]) - options["lr"] * update
+    return moved.to(param.dtype), right[1], right[2]
+
+
+def _fault_square_in_low_precision(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, **options: Any
+) -> Tensors:
+    root = (grad * grad).float().sqrt()
+    _, _, square = reference(param, root, exp_avg, exp_avg_sq, **options)
+    moved, mean, _ = reference(param, grad, exp_avg, exp_avg_sq, **options)
+    return moved, mean, square
+
+
+SPEC = KernelSpec(
+    name="adamw",
+    reference=reference,
+    golden=golden,
+    target=target,
+    sample=sample,
+    inputs=("param", "grad", "exp_avg", "exp_avg_sq"),
+    attrs={"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1, "step": 10},
+    outputs=("new_param", "new_exp_avg", "new_exp_avg_sq"),
+    kind="elementwise",
+    # One below, at and above a block of 1024 elements, several blocks, and the smallest size.
+    shapes=((64, 256), (33, 31), (32, 32), (25, 41), (7, 129), (1, 1)),
+    dtypes=("bfloat16", "float16", "float32"),
+    sites=("bridge::adamw_step", "adamw_step_kernel"),
+    adversarial={"quiet gradients": quiet, "loud gradients": loud, "fresh state": fresh_state},
+    faults={
+        "L2 penalty in place of decoupled decay": _fault_l2_decay,
+        "weight decay missing": _fault_no_decay,
+        "bias correction missing": _fault_no_bias_correction,
+        "step off by one": _fault_step_off_by_one,
+        "beta2 rounded to bfloat16": _fault_beta2_rounded,
+        "betas swapped": _fault_betas_swapped,
+        "eps inside the root": _fault_eps_inside_root,
+        "gradient squared in low precision": _fault_square_in_low_precision,
+    },
+)
