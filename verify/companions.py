@@ -44,6 +44,7 @@ class Compared:
     keep: torch.Tensor
     dtype: torch.dtype
     envelope: Envelope | None
+    elementwise: bool = False
 
     def budget(self) -> torch.Tensor:
         """Largest legal |target - golden| per element."""
@@ -53,8 +54,27 @@ class Compared:
         noise = self.envelope.rms(self.golden) if self.envelope is not None else own
         # Where the reference itself lands further out than its noise draws, it shows what is legal.
         noise = torch.maximum(noise, own / 2 if is_low(self.dtype) else own)
+        if not self.elementwise:
+            noise = torch.maximum(noise, self._along_rows(noise))
         floor = smallest_normal(self.dtype) if self.dtype in (torch.float32, torch.bfloat16) else 0.0
         return faithful * unit + NOISE_FACTOR * noise + floor
+
+    def _along_rows(self, noise: torch.Tensor) -> torch.Tensor:
+        """Noise of each element's row, at least what is typical for rows of this tensor.
+
+        Elements of a row share their sums, and another legal formula spreads the same error over the row
+        in another way: where this formula's noise crosses zero another one's need not. A row's few draws
+        can all be lucky too, so rows are pooled by their noise relative to golden.
+        """
+        if noise.ndim == 0:
+            return noise
+        use = self.keep & torch.isfinite(noise)
+        rows = torch.where(use, noise, torch.zeros_like(noise)).square().mean(-1, keepdim=True).sqrt()
+        size = torch.where(use, self.golden, torch.zeros_like(noise)).square().mean(-1, keepdim=True).sqrt()
+        relative = (rows / size)[size > 0]
+        if relative.numel():
+            rows = torch.maximum(rows, size * relative.median())
+        return rows.expand_as(noise)
 
 
 def noise_budget(data: Compared) -> Companion:

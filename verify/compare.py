@@ -54,9 +54,16 @@ def judge_tensor(
         text = "gradient is not zero where the reference has none" if wrong else None
         dtype, shape = (name_of(target.dtype), tuple(target.shape)) if target is not None else ("", ())
         return TensorVerdict(
-            tensor=name, case=case, verdict="FAIL" if wrong else "PASS", dtype=dtype, shape=shape, structure=text
+            tensor=name,
+            case=case,
+            verdict="FAIL" if wrong else "PASS",
+            dtype=dtype,
+            shape=shape,
+            structure=text,
         )
-    mismatch = "no gradient where the reference has one" if target is None else meta_mismatch(target, reference)
+    mismatch = (
+        "no gradient where the reference has one" if target is None else meta_mismatch(target, reference)
+    )
     if mismatch is not None or target is None:
         return TensorVerdict(
             tensor=name,
@@ -76,12 +83,13 @@ def judge_tensor(
         keep=torch.ones_like(target, dtype=torch.bool),
         dtype=reference.dtype,
         envelope=envelope,
+        elementwise=elementwise,
     )
     structure = _settle_finite(wide, nonfinite_inputs, unstable)
     gate = measure(
         wide.golden, wide.reference, wide.target, dtype=wide.dtype, constants=constants, keep=wide.keep
     )
-    companions = _companions(wide, constants, elementwise)
+    companions = _companions(wide, constants)
     verdict, reason, companions = _decide(gate, companions, structure, fault)
     return TensorVerdict(
         tensor=name,
@@ -115,7 +123,10 @@ def _settle_finite(data: Compared, nonfinite_inputs: bool, unstable: torch.Tenso
         drawn = torch.isfinite(data.envelope.rms(data.golden))
         jumpy = jumpy | (~drawn & torch.isfinite(data.golden))
     structure, _ = nonfinite_mismatch(
-        torch.where(jumpy, expected, data.target), expected, data.reference, forgive_dropped_nan=nonfinite_inputs
+        torch.where(jumpy, expected, data.target),
+        expected,
+        data.reference,
+        forgive_dropped_nan=nonfinite_inputs,
     )
     data.keep = (
         torch.isfinite(data.golden)
@@ -132,7 +143,7 @@ def _settle_finite(data: Compared, nonfinite_inputs: bool, unstable: torch.Tenso
     return structure
 
 
-def _companions(data: Compared, constants: Constants, elementwise: bool) -> dict[str, Companion]:
+def _companions(data: Compared, constants: Constants) -> dict[str, Companion]:
     found = {"noise budget": noise_budget(data)}
     found |= line_gates(data, constants)
     found |= statistics(data)
@@ -168,10 +179,18 @@ def _without_gate(
     lead = f"gate not valid (reference {gate.reference_relative_error:.0%} off golden)"
     value = float("inf") if budget.value is None else budget.value
     if not failed:
-        return "PASS WITH LIMITATIONS", f"{lead}; target within the same noise envelope ({value:.2f} of 1)", companions
+        return (
+            "PASS WITH LIMITATIONS",
+            f"{lead}; target within the same noise envelope ({value:.2f} of 1)",
+            companions,
+        )
     if value > 4.0:
         return "FAIL", f"{lead}; target {value:.3g} times outside the legal noise envelope", companions
-    return "INCONCLUSIVE", f"{lead}; target near the edge of the noise envelope ({', '.join(failed)})", companions
+    return (
+        "INCONCLUSIVE",
+        f"{lead}; target near the edge of the noise envelope ({', '.join(failed)})",
+        companions,
+    )
 
 
 def _noted(check: Companion, note: str) -> Companion:
@@ -186,12 +205,21 @@ def _short(check: Companion) -> str:
 
 
 def _discrete(
-    name: str, case: str, golden: torch.Tensor, reference: torch.Tensor, target: torch.Tensor, fault: str | None
+    name: str,
+    case: str,
+    golden: torch.Tensor,
+    reference: torch.Tensor,
+    target: torch.Tensor,
+    fault: str | None,
 ) -> TensorVerdict:
     """Integer and boolean outputs: equal to golden or to the reference, element by element."""
     wrong = (target != reference) & (target.to(torch.float64) != golden.to(torch.float64))
     count = int(wrong.sum())
-    text = f"{count} of {wrong.numel()} discrete elements equal neither golden nor the reference" if count else None
+    text = (
+        f"{count} of {wrong.numel()} discrete elements equal neither golden nor the reference"
+        if count
+        else None
+    )
     reason = fault or text or "equal to golden or the reference everywhere"
     return TensorVerdict(
         tensor=name,

@@ -11,7 +11,8 @@ import torch
 from bridge.errors import KernelError, NothingJudgedError
 from bridge.verify.case import Case
 from bridge.verify.compare import Trio, judge_tensor
-from bridge.verify.envelope import measure_noise
+from bridge.verify.diagnosis import Evidence, diagnose
+from bridge.verify.envelope import Envelope, measure_noise
 from bridge.verify.execute import Result, run, run_target, tensor_names
 from bridge.verify.golden import run_golden
 from bridge.verify.options import Options
@@ -28,6 +29,10 @@ from bridge.verify.verdict import (
     TensorVerdict,
     worst_outcome,
 )
+
+
+#: Cases with more input elements than this are not kept for diagnosis.
+_KEPT_ELEMENTS = 1 << 18
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +56,8 @@ class _Judged:
     record: CaseRecord
     tensors: list[TensorVerdict] = field(default_factory=list)
     refused: str | None = None
+    tiles: tuple[int, ...] = ()
+    evidence: Evidence | None = None  #: kept for failing cases and some others, while they are small
 
 
 def judge(
@@ -73,9 +80,15 @@ def judge(
     options = options or Options()
     constants = constants or constants_of(spec)
     if not cases:
-        raise NothingJudgedError(f"{spec.name} has no cases to judge; capture a step that runs it or widen --dtype")
-    judged = [judge_case(spec, case, constants=constants, options=options) for case in cases]
-    judged = [j for j in judged if j is not None]
+        raise NothingJudgedError(
+            f"{spec.name} has no cases to judge; capture a step that runs it or widen --dtype"
+        )
+    judged: list[_Judged] = []
+    for case in cases:
+        one = judge_case(spec, case, constants=constants, options=options)
+        if one is not None:
+            _keep_little(one, judged)
+            judged.append(one)
     tensors = tuple(t for j in judged for t in j.tensors)
     outcome = _overall(judged)
     return Judgement(
@@ -83,11 +96,29 @@ def judge(
         summary=_summary(spec, outcome, judged),
         tensors=tensors,
         cases=tuple(j.record for j in judged),
-        diagnosis=None,
+        diagnosis=_diagnosis(spec, judged) if outcome == "FAIL" else None,
         power=Power(),
         coverage=_coverage(judged, options),
         kernels=tuple(dict.fromkeys(k for j in judged for k in j.record.launches)),
     )
+
+
+def _keep_little(one: _Judged, before: list[_Judged]) -> None:
+    """Drop the tensors of a case unless diagnosis may need them: peak memory is one case's."""
+    e = one.evidence
+    if e is None:
+        return
+    kept = [j.evidence for j in before if j.evidence is not None and bool(j.evidence.failed) == bool(e.failed)]
+    size = sum(t.numel() for t in e.case.inputs)
+    same = sum(1 for k in kept if k.case.family == e.case.family)
+    if size > _KEPT_ELEMENTS or (same >= 6 if e.failed else len(kept) >= 4):
+        one.evidence = None
+
+
+def _diagnosis(spec: KernelSpec, judged: list[_Judged]) -> Diagnosis:
+    evidence = [j.evidence for j in judged if j.evidence is not None]
+    tiles = tuple(sorted({t for j in judged for t in j.tiles}))
+    return diagnose(spec, [e for e in evidence if e.failed], tiles)
 
 
 def constants_of(spec: KernelSpec) -> Constants:
@@ -137,6 +168,10 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
         judged.tensors = [_structural(name, case, target, reference) for name in tensor_names(spec)]
     elif target is not None:
         judged.tensors = _judge_tensors(spec, case, golden, reference, target, noise, constants)
+        judged.tiles = target.tiles
+        judged.evidence = Evidence(
+            case=case, golden=golden, reference=reference, target=target, noise=noise, tensors=judged.tensors
+        )
     verdict = worst_outcome([t.verdict for t in judged.tensors] or ["PASS WITH LIMITATIONS"])
     judged.record = _with(judged.record, verdict, time.perf_counter() - start)
     return judged
@@ -156,7 +191,7 @@ def _judge_tensors(
     golden: Result,
     reference: Result,
     target: Result,
-    noise: dict[str, object],
+    noise: dict[str, Envelope],
     constants: Constants,
 ) -> list[TensorVerdict]:
     wanted, eager, got = golden.named(), reference.named(), target.named()
@@ -167,7 +202,7 @@ def _judge_tensors(
             case.name,
             Trio(golden=wanted.get(name), reference=eager.get(name), target=got.get(name)),
             constants=constants,
-            envelope=noise.get(name),  # type: ignore[arg-type]
+            envelope=noise.get(name),
             elementwise=spec.kind == "elementwise",
             nonfinite_inputs=odd,
             fault=target.faults.get(name),
@@ -191,7 +226,9 @@ def _structural(name: str, case: Case, text: str, reference: Result) -> TensorVe
 
 
 def _raised(spec: KernelSpec, case: Case, who: str, error: Exception) -> str:
-    shapes = ", ".join(f"{n} {tuple(t.shape)} {name_of(t.dtype)}" for n, t in zip(spec.inputs, case.inputs, strict=True))
+    shapes = ", ".join(
+        f"{n} {tuple(t.shape)} {name_of(t.dtype)}" for n, t in zip(spec.inputs, case.inputs, strict=True)
+    )
     text = str(error).splitlines()[0][:300] if str(error) else ""
     return (
         f"the {who} of {spec.name} must run on case {case.name!r} ({shapes}), got {type(error).__name__}: {text}; "
@@ -231,7 +268,9 @@ def _summary(spec: KernelSpec, outcome: Outcome, judged: list[_Judged]) -> str:
         names = ", ".join(dict.fromkeys(t.tensor for t in failed))
         return f"{spec.name} is wrong in {names}: {failed[0].case}: {failed[0].reason}"
     if outcome == "PASS":
-        return f"{spec.name} is right on all {count} cases, within the declared gate and every companion check"
+        return (
+            f"{spec.name} is right on all {count} cases, within the declared gate and every companion check"
+        )
     reasons = [t.reason for j in judged for t in j.tensors if t.verdict == outcome]
     refused = [f"{j.record.name} refused" for j in judged if j.refused]
     return f"{spec.name}: {outcome}: {(reasons or refused or ['see coverage'])[0]}"

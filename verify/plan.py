@@ -23,6 +23,8 @@ OWN_FAMILIES = ("captured", "declared")
 _SMALL = 64
 #: A tile edge is tried on an axis when it is at most this many times the longest declared extent.
 _REACH = 4
+#: Size of the shape that adversarial values are tried on: enough for statistics, cheap to interpret.
+_BASE_ELEMENTS = 1500
 
 
 def plan_cases(
@@ -48,21 +50,25 @@ def plan_cases(
     chosen = tuple(dtypes) if dtypes is not None else spec.dtypes
     for name in chosen:
         if name not in spec.dtypes:
-            raise SpecError(f"dtype must be one that {spec.name} declares ({', '.join(spec.dtypes)}), got {name!r}")
+            raise SpecError(
+                f"dtype must be one that {spec.name} declares ({', '.join(spec.dtypes)}), got {name!r}"
+            )
     maker = _Maker(spec=spec, seed=seed, device=device)
+    tiles: tuple[int, ...] = ()
     cases: list[Case] = []
     for dtype in chosen:
         declared = [maker.case(shape, dtype, "declared") for shape in spec.shapes]
         cases += declared
         if options.sweeps:
-            cases += _added(maker, spec, dtype, declared, options, full=dtype == chosen[0])
+            first = dtype == chosen[0]
+            tiles = _observed_tiles(spec, declared) if first else tiles
+            cases += _added(maker, spec, dtype, tiles, options, full=first)
     return cases
 
 
 def _added(
-    maker: _Maker, spec: KernelSpec, dtype: str, declared: list[Case], options: Options, *, full: bool
+    maker: _Maker, spec: KernelSpec, dtype: str, tiles: tuple[int, ...], options: Options, *, full: bool
 ) -> Iterator[Case]:
-    tiles = _observed_tiles(spec, declared)
     for shape in _edge_shapes(spec, tiles, options, full=full):
         yield from maker.optional(shape, dtype, "smallest" if max(shape) == 1 else "tile edge")
     for base in _bases(spec, tiles, options):
@@ -91,7 +97,9 @@ def _observed_tiles(spec: KernelSpec, declared: list[Case]) -> tuple[int, ...]:
     return tuple(sorted(seen))
 
 
-def _edge_shapes(spec: KernelSpec, tiles: tuple[int, ...], options: Options, *, full: bool) -> list[tuple[int, ...]]:
+def _edge_shapes(
+    spec: KernelSpec, tiles: tuple[int, ...], options: Options, *, full: bool
+) -> list[tuple[int, ...]]:
     """Smallest shape, each axis of one, then each axis just above, below and at each observed tile.
 
     One axis moves at a time, the others stay small: edges are about masks, not about size. `full` is
@@ -124,7 +132,7 @@ def _bases(spec: KernelSpec, tiles: tuple[int, ...], options: Options) -> list[t
     """Shapes that the adversarial values are tried on: one with ragged edges, one with many rows."""
     small = [s for s in spec.shapes if _numel(s) <= 1 << 15] or [min(spec.shapes, key=_numel)]
     ragged = [s for s in small if s[-1] & (s[-1] - 1) and min(s) > 1]
-    first = max(ragged or small, key=lambda s: (min(_numel(s), 1 << 13), s))
+    first = min(ragged or small, key=lambda s: (abs(_numel(s) - _BASE_ELEMENTS), s))
     if not ragged and tiles:
         first = tuple(n + 1 if i == len(first) - 1 else n for i, n in enumerate(first))
     return [first]
@@ -159,7 +167,9 @@ class _Maker:
         made = (sample or spec.sample)(shape, getattr(torch, dtype), generator, self.device)
         inputs = split(made, len(spec.inputs))
         if isinstance(inputs, str):
-            raise SpecError(f"`sample` of {spec.name} for shape {shape} {inputs.replace('outputs', 'inputs')}")
+            raise SpecError(
+                f"`sample` of {spec.name} for shape {shape} {inputs.replace('outputs', 'inputs')}"
+            )
         inputs = tuple(t.detach() for t in inputs)
         name = f"{shape} {dtype}" + (f", {label}" if label else "")
         return Case(
@@ -180,7 +190,9 @@ class _Maker:
         except Exception:  # noqa: BLE001 - an added shape that the author's own code refuses is dropped
             return
 
-    def upstream(self, inputs: tuple[torch.Tensor, ...], generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    def upstream(
+        self, inputs: tuple[torch.Tensor, ...], generator: torch.Generator
+    ) -> tuple[torch.Tensor, ...]:
         """One random gradient per output, in the output's dtype; all three implementations get it."""
         if not self.spec.grads:
             return ()

@@ -1,0 +1,228 @@
+"""Why a target failed: which wrong variant gives its values, or its misdeed, or "unexplained"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bridge.verify.case import Case
+from bridge.verify.envelope import Envelope
+from bridge.verify.execute import Result
+from bridge.verify.place import where_it_sits
+from bridge.verify.spec import KernelSpec
+from bridge.verify.trace import record
+from bridge.verify.ulp import is_low, smallest_normal, ulp_of
+from bridge.verify.variants import RANKS, Variant, catalogue
+from bridge.verify.verdict import Diagnosis, TensorVerdict
+
+#: Share of the error that a variant must reproduce to be named as the cause.
+_NAMED = 0.5
+#: Variants this close to the best are told apart by the order in which the workflow looks.
+_TIE = 0.02
+#: Cases on which variants are tried.
+_CASES = 3
+_LARGEST = 1 << 16
+
+
+@dataclass(slots=True, kw_only=True)
+class Evidence:
+    """One judged case with everything that was computed on it."""
+
+    case: Case
+    golden: Result
+    reference: Result
+    target: Result
+    noise: dict[str, Envelope]
+    tensors: Sequence[TensorVerdict]
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        return tuple(t.tensor for t in self.tensors if t.verdict == "FAIL")
+
+    def scale(self, name: str) -> torch.Tensor:
+        """What counts as no difference for tensor `name`: a fraction of a ULP and the legal noise."""
+        golden = self.golden.named()[name]
+        like = self.reference.named()[name]
+        assert golden is not None and like is not None
+        golden = torch.nan_to_num(golden.to(torch.float64), nan=0.0, posinf=0.0, neginf=0.0)
+        unit = ulp_of(golden, like.dtype) * (0.5 if is_low(like.dtype) else 1.0) + smallest_normal(like.dtype)
+        noise = self.noise.get(name)
+        return unit + (torch.nan_to_num(noise.rms(golden), nan=0.0, posinf=0.0) if noise is not None else 0.0)
+
+
+def diagnose(spec: KernelSpec, failing: Sequence[Evidence], tiles: tuple[int, ...]) -> Diagnosis:
+    """Name the cause of a FAIL, with evidence.
+
+    Args:
+        failing: cases with a failed tensor, declared ones first.
+        tiles: tile sizes seen in the launches.
+    """
+    place = where_it_sits(failing)
+    deed = _misdeed(spec, failing)
+    if deed is not None:
+        return Diagnosis(cause=deed[0], explained=1.0, where=place, evidence=deed[1])
+    chosen = _choose(failing)
+    if not chosen:
+        return Diagnosis(cause="unexplained", where=place, evidence="no failing case is small enough to try variants on")
+    scored = _scores(spec, chosen, tiles)
+    scored.sort(key=lambda pair: pair[0], reverse=True)
+    if not scored or scored[0][0] < _NAMED:
+        near = tuple(f"{v.text} ({s:.0%})" for s, v in scored[:3] if s > 0.1)
+        cause = f"unexplained{_hint(failing)}"
+        return Diagnosis(cause=cause, explained=scored[0][0] if scored else None, where=place, alternatives=near)
+    best = scored[0][0]
+    tied = [pair for pair in scored if pair[0] >= best - _TIE]
+    tied.sort(key=lambda pair: (RANKS.index(pair[1].rank), -pair[0]))
+    score, variant = tied[0]
+    others = [pair for pair in scored if pair[1].text != variant.text]
+    return Diagnosis(
+        cause=variant.text,
+        explained=max(0.0, min(1.0, score)),
+        where=place,
+        evidence=_evidence(variant, score, chosen),
+        alternatives=tuple(dict.fromkeys(f"{v.text} ({s:.0%})" for s, v in others[:3] if s > 0.2)),
+    )
+
+
+def _evidence(variant: Variant, score: float, chosen: Sequence[Evidence]) -> str:
+    cases = "; ".join(e.case.name for e in chosen)
+    how = "errors of the same size on the same rows" if variant.noise else "the target's own values"
+    return f"the reference with this fault gives {how}: {score:.0%} of the error, on {cases}"
+
+
+def _misdeed(spec: KernelSpec, failing: Sequence[Evidence]) -> tuple[str, str] | None:
+    for e in failing:
+        for t in e.tensors:
+            text = e.target.faults.get(t.tensor)
+            if text is None:
+                continue
+            if "grad_output" in text:
+                return (
+                    f"the backward overwrites grad_output: {t.tensor} is written in place into its memory, so every other "
+                    "consumer of that gradient and a second backward read garbage",
+                    text,
+                )
+            if "input" in text:
+                return f"the kernel overwrites its input in place: {text}", f"seen on {e.case.name}"
+            if "wrote" in text:
+                return f"writes outside its buffers: {text}", f"seen on {e.case.name}"
+            return text, f"seen on {e.case.name}"
+    for e in failing:
+        for t in e.tensors:
+            if t.structure is not None and "elements" not in t.structure:
+                return f"structure: {t.structure}", f"seen on {e.case.name}"
+    return None
+
+
+def _choose(failing: Sequence[Evidence]) -> list[Evidence]:
+    """Small failing cases of different families, those with most tensors wrong and finite values first."""
+
+    def order(e: Evidence) -> tuple[int, int, int]:
+        broken = sum(1 for t in e.tensors if t.structure is not None)
+        size = max(t.numel() for t in e.case.inputs)
+        return (-len(e.failed), broken, 0 if 64 <= size <= 8192 else 1)
+
+    small = [e for e in failing if max(t.numel() for t in e.case.inputs) <= _LARGEST]
+    chosen: list[Evidence] = []
+    for e in sorted(small, key=order):
+        if len(chosen) < _CASES and all(e.case.family != c.case.family or len(small) <= _CASES for c in chosen):
+            chosen.append(e)
+    return chosen
+
+
+def _scores(spec: KernelSpec, chosen: Sequence[Evidence], tiles: tuple[int, ...]) -> list[tuple[float, Variant]]:
+    first = chosen[0]
+    variants = catalogue(spec, record(spec, first.case), first.case, tiles)
+    scored = [(s, v) for v in variants if (s := _score(spec, first, v)) is not None]
+    scored.sort(key=lambda pair: pair[0], reverse=True)
+    if scored and 0.1 < scored[0][0] < 0.9:
+        scored += _pairs(spec, first, scored)
+        scored.sort(key=lambda pair: pair[0], reverse=True)
+    confirmed: list[tuple[float, Variant]] = []
+    for score, variant in scored[:12]:
+        seconds = [_elsewhere(spec, e, variant, tiles) for e in chosen[1:]]
+        known = [s for s in seconds if s is not None]
+        confirmed.append((sum([score, *known]) / (1 + len(known)), variant))
+    return confirmed + scored[12:]
+
+
+def _elsewhere(spec: KernelSpec, e: Evidence, variant: Variant, tiles: tuple[int, ...]) -> float | None:
+    """The same variant on another case: found again by its words, since op numbers may differ."""
+    stem = _stem(variant.text)
+    for other in catalogue(spec, record(spec, e.case), e.case, tiles):
+        if _stem(other.text) == stem:
+            return _score(spec, e, other)
+    return None
+
+
+def _stem(text: str) -> str:
+    return "".join(c for c in text if not c.isdigit()).replace("bfloat", "float")
+
+
+def _pairs(spec: KernelSpec, e: Evidence, scored: list[tuple[float, Variant]]) -> list[tuple[float, Variant]]:
+    """Two early casts (or two formula slips) together, since faults often come as a habit."""
+    singles = [v for s, v in scored[:8] if s > 0.02 and v.changes and not v.noise]
+    found = []
+    for i, a in enumerate(singles):
+        for b in singles[i + 1 :]:
+            if a.rank != b.rank or set(a.changes) & set(b.changes):
+                continue
+            pair = Variant(text=f"{a.text}; and {b.text}", rank=a.rank, changes={**a.changes, **b.changes})
+            score = _score(spec, e, pair)
+            if score is not None and score > scored[0][0] + _TIE:
+                found.append((score, pair))
+    return found
+
+
+def _score(spec: KernelSpec, e: Evidence, variant: Variant) -> float | None:
+    """Share of the failed tensors' error that `variant` reproduces, less what it breaks elsewhere."""
+    try:
+        made = variant.run(spec, e.case).named()
+    except Exception:  # noqa: BLE001 - a variant may be meaningless on this reference; it is then no explanation
+        return None
+    total, count, harm = 0.0, 0, 0.0
+    target, reference = e.target.named(), e.reference.named()
+    for t in e.tensors:
+        got, eager, fake = target.get(t.tensor), reference.get(t.tensor), made.get(t.tensor)
+        if got is None or eager is None or fake is None or got.shape != fake.shape or not eager.is_floating_point():
+            continue
+        scale = e.scale(t.tensor)
+        before, after = _misfit(got, eager, scale), _misfit(got, fake, scale)
+        if t.verdict == "FAIL":
+            if variant.noise:
+                size = _misfit(fake, eager, scale)
+                total += _alike(before, size)
+            else:
+                total += 1.0 - (after / before) if before > 0 else 0.0
+            count += 1
+        elif after > 3.0 * before + 0.5:
+            harm += 1.0
+    if count == 0:
+        return None
+    return total / count - harm / max(1, len(e.tensors))
+
+
+def _alike(size: float, other: float) -> float:
+    """1 when two error sizes agree within a factor of 2, falling to 0 at a factor of 20."""
+    if size <= 0 or other <= 0:
+        return 0.0
+    ratio = max(size, other) / min(size, other)
+    return 0.75 * max(0.0, min(1.0, 1.0 - torch.log(torch.tensor(ratio / 2.0)).item() / 2.3)) if ratio > 2 else 0.75
+
+
+def _misfit(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> float:
+    """Typical distance in units of `scale`; large outliers count by their logarithm."""
+    x, y = a.to(torch.float64), b.to(torch.float64)
+    distance = (x - y).abs() / scale
+    same = (torch.isnan(x) & torch.isnan(y)) | (x == y)
+    distance = torch.where(same, torch.zeros_like(distance), distance)
+    distance = torch.nan_to_num(distance, nan=1e9, posinf=1e9)
+    return float(torch.log1p(distance).square().mean().sqrt()) if distance.numel() else 0.0
+
+
+def _hint(failing: Sequence[Evidence]) -> str:
+    families = list(dict.fromkeys(e.case.name.split(", ", 2)[-1] for e in failing if e.case.family == "layout"))
+    only = all(e.case.family == "layout" for e in failing)
+    return f"; fails only with another memory layout ({families[0]}): strides are not honoured" if only and families else ""

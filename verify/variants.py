@@ -1,0 +1,440 @@
+"""Wrong variants of the reference, derived from its own ops: what a faulty kernel would compute.
+
+Used twice: put in the target's place they show which faults the inputs could have revealed (power), and
+compared with a failing target they name its fault (diagnosis). The order of `RANKS` is the workflow's:
+indexing and masks first, then accumulators, early casts, formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bridge.verify.case import Case
+from bridge.verify.execute import Result
+from bridge.verify.spec import KernelSpec
+from bridge.verify.trace import Change, Op, Replay, Trace, replay
+
+RANKS = ("index", "mask", "memory", "accumulator", "cast", "store", "stability", "approximation", "formula")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One wrong variant.
+
+    noise: its errors depend on rounding order, so a kernel with this fault matches it in size only.
+    """
+
+    text: str
+    rank: str
+    changes: dict[int, Change] = field(default_factory=dict)
+    swaps: dict[int, Any] = field(default_factory=dict)
+    upstream: Callable[[torch.Tensor], torch.Tensor] | None = None
+    function: Callable[..., Any] | None = None  #: a formula that the spec's author gave
+    inputs: Callable[[torch.Tensor], torch.Tensor] | None = None
+    noise: bool = False
+
+    def run(self, spec: KernelSpec, case: Case) -> Result:
+        """Results of the variant on `case`."""
+        if self.function is not None:
+            from bridge.verify.execute import run
+
+            result = run(self.function, spec, case)
+            assert not isinstance(result, str), result
+            return result
+        if self.inputs is not None:
+            case = _with_inputs(case, self.inputs)
+        grads = None
+        if self.upstream is not None:
+            grads = tuple(self.upstream(g) for g in case.grad_outputs)
+        return replay(spec, case, Replay(changes=dict(self.changes), swaps=dict(self.swaps)), grads)
+
+
+def catalogue(spec: KernelSpec, trace: Trace, case: Case, tiles: tuple[int, ...]) -> list[Variant]:
+    """Every variant that this reference has on this case."""
+    found = [Variant(text=name, rank="formula", function=f) for name, f in spec.faults.items()]
+    if case.grad_outputs:
+        found += _upstream_variants()
+    found += _input_variants()
+    found += _store_variants(trace, case)
+    for op in trace.ops.values():
+        found += list(_of_op(op, trace, case, tiles))
+    return found
+
+
+def subject(op: Op) -> str:
+    """What an op computes, in words: "`rsqrt` of x"."""
+    value = op.scalar()
+    if op.name == "add" and value is not None and op.sources:
+        return f"{value:g} + {'/'.join(sorted(op.sources))}"
+    return f"`{op.name}` of {', '.join(sorted(op.sources)) or 'constants'}"
+
+
+def _upstream_variants() -> list[Variant]:
+    return [
+        Variant(
+            text="the first element of grad_output is used for every row (incoming gradient treated as a scalar)",
+            rank="index",
+            upstream=lambda g: g.reshape(-1)[:1].reshape([1] * g.ndim).expand(g.shape).contiguous(),
+        ),
+        Variant(
+            text="the first row of grad_output is used for every row",
+            rank="index",
+            upstream=lambda g: g[:1].expand(g.shape).contiguous() if g.ndim > 1 else g,
+        ),
+        Variant(
+            text="grad_output is read with the strides of a contiguous tensor (its row stride is ignored)",
+            rank="index",
+            upstream=_as_if_contiguous,
+        ),
+        Variant(text="grad_output is ignored (taken as ones)", rank="formula", upstream=torch.ones_like),
+    ]
+
+
+def _input_variants() -> list[Variant]:
+    return [
+        Variant(
+            text="inputs are read with the strides of a contiguous tensor (their strides are ignored)",
+            rank="index",
+            inputs=_as_if_contiguous,
+        )
+    ]
+
+
+def _as_if_contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """What a kernel reads that starts at the right address and assumes dense rows."""
+    storage = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+    flat = storage[tensor.storage_offset() :]
+    if flat.numel() < tensor.numel():
+        filler = torch.zeros(tensor.numel() - flat.numel(), dtype=tensor.dtype, device=tensor.device)
+        flat = torch.cat((flat, filler))
+    return flat[: tensor.numel()].reshape(tensor.shape).clone()
+
+
+def _with_inputs(case: Case, change: Callable[[torch.Tensor], torch.Tensor]) -> Case:
+    from dataclasses import replace
+
+    return replace(case, inputs=tuple(change(t) for t in case.inputs))
+
+
+def _store_variants(trace: Trace, case: Case) -> list[Variant]:
+    """Truncation toward zero at every narrowing store."""
+    low = getattr(torch, case.dtype)
+    stores = [op for op in trace.ops.values() if op.name == "_to_copy" and _narrowing(op) and op.out.dtype == low]
+    if not stores:
+        return []
+    return [
+        Variant(
+            text=f"results are truncated toward zero when stored as {case.dtype} instead of rounded to nearest even",
+            rank="store",
+            changes={op.number: _truncated for op in stores},
+        )
+    ]
+
+
+def _narrowing(op: Op) -> bool:
+    source = op.args[0].dtype
+    return source.is_floating_point and torch.finfo(op.out.dtype).eps > torch.finfo(source).eps
+
+
+def _truncated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
+    wide, near = args[0].to(torch.float64), out.to(torch.float64)
+    toward_zero = torch.nextafter(out, torch.zeros_like(out))
+    return torch.where(near.abs() > wide.abs(), toward_zero, out)
+
+
+def _rounding(dtype: torch.dtype) -> Change:
+    return lambda func, args, kwargs, out: out.to(dtype).to(out.dtype)
+
+
+def _of_op(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...]) -> Iterator[Variant]:
+    where = "in the backward, " if op.backward else ""
+    if op.out.dtype == torch.float32 and op.out.is_floating_point() and not (op.exact and op.name != "_to_copy"):
+        half = torch.bfloat16 if case.dtype == "bfloat16" else torch.float16
+        if op.name != "_to_copy" or op.args[0].dtype == torch.float64:
+            yield Variant(
+                text=f"{where}{_early(op, trace)} is rounded to {str(half)[6:]} (early cast)",
+                rank="cast",
+                changes={op.number: _rounding(half)},
+            )
+    if op.name in ("sum", "mean"):
+        yield from _of_sum(op, trace, case, tiles, where)
+    if op.name in ("mm", "bmm"):
+        yield from _of_product(op, where)
+    if op.name == "amax":
+        yield Variant(
+            text="padded lanes are loaded as 0 and take part in the row maximum (-inf is the neutral value)",
+            rank="mask",
+            changes={op.number: lambda f, a, k, out: out.clamp_min(0.0)},
+        )
+        yield Variant(
+            text="the row maximum is not subtracted before exp (overflow)",
+            rank="stability",
+            changes={op.number: lambda f, a, k, out: torch.zeros_like(out)},
+        )
+    if op.name in ("rsqrt", "sqrt"):
+        yield from _of_root(op, trace)
+    yield from _skipped(op, trace, where)
+    if op.name in ("exp", "log", "gelu"):
+        yield from _approximated(op)
+
+
+def _early(op: Op, trace: Trace) -> str:
+    """Names the rounded value; an angle, a reciprocal root or a gain by its own name."""
+    readers = trace.readers(op.number)
+    if any(r.name in ("sin", "cos") for r in readers):
+        return f"the angle before sin and cos ({subject(op)})"
+    if op.name == "rsqrt":
+        return f"the reciprocal root, rstd ({subject(op)})"
+    return subject(op)
+
+
+def _of_root(op: Op, trace: Trace) -> Iterator[Variant]:
+    maker = trace.ops.get(op.makers[0]) if op.makers else None
+    eps = maker.scalar() if maker is not None and maker.name == "add" else None
+    if maker is None or eps is None or not 0 < eps < 0.1:
+        return
+
+    def outside(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> torch.Tensor:
+        root = (args[0] - eps).clamp_min(0).sqrt() + eps
+        return root.reciprocal() if func is torch.ops.aten.rsqrt.default else root
+
+    def other(value: float) -> Change:
+        return lambda func, args, kwargs, out: func(args[0] - eps + value)
+
+    yield Variant(
+        text=f"epsilon is added outside the square root: 1 / (sqrt(ms) + {eps:g}) in place of 1 / sqrt(ms + {eps:g})",
+        rank="formula",
+        changes={op.number: outside},
+    )
+    yield Variant(text=f"epsilon ({eps:g}) is left out", rank="formula", changes={op.number: other(0.0)})
+    for value in (1e-8, 1e-6, 1e-5, 1e-3):
+        if value != eps:
+            yield Variant(
+                text=f"epsilon is {value:g} where {eps:g} was passed", rank="formula", changes={op.number: other(value)}
+            )
+
+
+def _of_sum(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...], where: str) -> Iterator[Variant]:
+    values = op.args[0]
+    dims = op.args[1] if len(op.args) > 1 and isinstance(op.args[1], list | tuple) else list(range(values.ndim))
+    if not dims:
+        dims = list(range(values.ndim))
+    axis = dims[0] % values.ndim if values.ndim else 0
+    if values.ndim == 0 or values.shape[axis] < 2:
+        return
+    length = values.shape[axis]
+    over = "rows" if axis == 0 and values.ndim > 1 else "the row"
+    name = f"{where}the sum over {over} of {', '.join(sorted(op.sources))}"
+    for tile in (t for t in tiles if 2 <= t and length % t and length > 1):
+        whole = length // tile * tile
+        if whole:
+            yield Variant(
+                text=f"tail block dropped: {name} adds only {length} // {tile} full blocks (floor where ceil is needed)",
+                rank="mask",
+                changes={op.number: _kept(axis, 0, whole)},
+            )
+    for tile in (t for t in tiles if t < length):
+        yield Variant(
+            text=f"{name} covers the first block of {tile} only", rank="mask", changes={op.number: _kept(axis, 0, tile)}
+        )
+    yield Variant(text=f"{name} misses its last term", rank="mask", changes={op.number: _kept(axis, 0, length - 1)})
+    yield Variant(text=f"{name} misses its first term", rank="mask", changes={op.number: _kept(axis, 1, length)})
+    half = torch.bfloat16 if case.dtype == "bfloat16" else torch.float16
+    yield Variant(
+        text=f"{name} is accumulated in {str(half)[6:]}",
+        rank="accumulator",
+        changes={op.number: _low_sum(axis, half, 1)},
+        noise=True,
+    )
+    for tile in (t for t in tiles if t < length):
+        yield Variant(
+            text=f"{name} keeps partial sums of {tile} terms in {str(half)[6:]}",
+            rank="accumulator",
+            changes={op.number: _low_sum(axis, half, tile)},
+            noise=True,
+        )
+    padded = 1 << (length - 1).bit_length()
+    if op.name == "mean" and padded != length:
+        yield Variant(
+            text=f"the mean over {over} is divided by the padded length {padded}, not by {length}",
+            rank="mask",
+            changes={op.number: lambda f, a, k, out: out * (length / padded)},
+        )
+    yield from _of_spread(op, trace, length, padded)
+
+
+def _of_spread(op: Op, trace: Trace, length: int, padded: int) -> Iterator[Variant]:
+    """Faults of a variance: the sum of squares of a centred value."""
+    square = trace.ops.get(op.makers[0]) if op.makers else None
+    if square is None or square.name not in ("mul", "pow") or op.backward:
+        return
+    centred = trace.ops.get(square.makers[0]) if square.makers else None
+    if centred is None or centred.name != "sub" or len(centred.args) < 2 or not isinstance(centred.args[1], torch.Tensor):
+        return
+    mean_of = centred.args[1]
+    if mean_of.ndim == 0 or mean_of.shape[-1] != 1:
+        return
+    values, scale = centred.args[0], (1.0 / length if op.name == "mean" else 1.0)
+
+    def shaped(extra: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return extra.reshape(out.shape) if extra.numel() == out.numel() else extra.mean() * torch.ones_like(out)
+
+    if padded != length:
+        yield Variant(
+            text="padded lanes count in the variance: (0 - mean)^2 of lanes past the row end, which are not masked "
+            "again after the mean is subtracted",
+            rank="mask",
+            changes={
+                op.number: lambda f, a, k, out: out + shaped((padded - length) * mean_of.square() * scale, out)
+            },
+        )
+    yield Variant(
+        text="one-pass variance: E[x^2] - E[x]^2 cancels when |mean| is much larger than the spread",
+        rank="stability",
+        changes={
+            op.number: lambda f, a, k, out: shaped(
+                (values.square().sum(-1, keepdim=True) / length - mean_of.square()) * (length * scale), out
+            )
+        },
+        noise=True,
+    )
+    yield Variant(
+        text="the mean is not subtracted before squaring",
+        rank="formula",
+        changes={op.number: lambda f, a, k, out: shaped(values.square().sum(-1, keepdim=True) * scale, out)},
+    )
+
+
+def _kept(axis: int, start: int, stop: int) -> Change:
+    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
+        kept = torch.zeros_like(args[0])
+        kept.narrow(axis, start, stop - start).copy_(args[0].narrow(axis, start, stop - start))
+        result: torch.Tensor = func(kept, *args[1:], **kwargs)
+        return result
+
+    return change
+
+
+def _low_sum(axis: int, dtype: torch.dtype, block: int) -> Change:
+    """Sequential sum of blocks, each block and the running total rounded to `dtype`."""
+
+    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
+        exact = func(args[0].to(torch.float64), *args[1:], **kwargs)
+        if args[0].shape[axis] > 4096:
+            return out
+        total = None
+        for chunk in args[0].split(block, dim=axis):
+            part = chunk.sum(axis, keepdim=True).to(dtype)
+            total = part if total is None else ((total + part) if block == 1 else total.float() + part.float())
+        assert total is not None
+        rounded = total.to(torch.float64)
+        low = func(rounded, *args[1:], **kwargs) if func.name().startswith("aten::sum") else rounded / args[0].shape[axis]
+        return low.reshape(out.shape).to(out.dtype) if low.numel() == out.numel() else exact.to(out.dtype)
+
+    return change
+
+
+def _of_product(op: Op, where: str) -> Iterator[Variant]:
+    name = f"{where}the product of {', '.join(sorted(op.sources))}"
+    if op.args[0].dtype == torch.float32:
+        yield Variant(
+            text=f"{name} runs in TF32 (10-bit significands)",
+            rank="cast",
+            changes={op.number: lambda f, a, k, out: f(_tf32(a[0]), _tf32(a[1]))},
+        )
+        yield Variant(
+            text=f"operands of {name} are rounded to float16",
+            rank="cast",
+            changes={op.number: lambda f, a, k, out: f(a[0].half().float(), a[1].half().float())},
+        )
+    depth = op.args[0].shape[-1]
+
+    def low(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros_like(out, dtype=torch.float16)
+        for start in range(0, depth, 16):
+            part = func(args[0][..., start : start + 16].float(), args[1][..., start : start + 16, :].float())
+            total = (total.float() + part).half()
+        return total.to(out.dtype)
+
+    yield Variant(
+        text=f"{name} is accumulated in float16", rank="accumulator", changes={op.number: low}, noise=True
+    )
+    if depth > 1:
+        yield Variant(
+            text=f"{name} misses the last of its {depth} terms",
+            rank="mask",
+            changes={op.number: lambda f, a, k, out: f(a[0][..., :-1], a[1][..., :-1, :])},
+        )
+
+
+def _tf32(x: torch.Tensor) -> torch.Tensor:
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def _skipped(op: Op, trace: Trace, where: str) -> Iterator[Variant]:
+    """The op left out, everywhere or in the backward only."""
+    if op.name not in ("add", "mul", "sub", "div", "where", "neg", "tanh", "sigmoid", "clamp"):
+        return
+    operands = [a for a in op.args if isinstance(a, torch.Tensor) and a.is_floating_point()]
+    for place, operand in enumerate(operands[:2]):
+        if operand.shape != op.out.shape and operand.numel() != op.out.numel():
+            continue
+        others = [a for a in op.args if a is not operand]
+        what = _term(others, op, place)
+        position = op.args.index(operand) if operand is op.args[0] else 1
+        yield Variant(
+            text=f"{where}{what} is missing: {subject(op)}",
+            rank="formula",
+            changes={op.number: _only(position)},
+        )
+        if not op.backward and op.name in ("add", "mul", "sub") and operand is op.args[0] and any(
+            reader.backward for reader in trace.readers(op.number)
+        ):
+            yield Variant(
+                text=f"the gradient formula uses {'/'.join(sorted(op.sources))} where it needs {subject(op)}",
+                rank="formula",
+                swaps={op.number: True},
+            )
+
+
+def _term(others: list[Any], op: Op, place: int) -> str:
+    scalars = [o for o in others if isinstance(o, int | float) and not isinstance(o, bool)]
+    word = {"add": "the term", "mul": "the factor", "sub": "the term", "div": "the divisor"}.get(op.name, "the step")
+    return f"{word} {scalars[0]:g}" if scalars else f"{word} beside operand {place + 1}"
+
+
+def _only(position: int) -> Change:
+    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
+        return args[position].to(out.dtype).expand(out.shape).clone()
+
+    return change
+
+
+def _approximated(op: Op) -> Iterator[Variant]:
+    if op.name == "exp":
+        yield Variant(
+            text="exp2 stands where exp is meant (base 2 for base e)",
+            rank="formula",
+            changes={op.number: lambda f, a, k, out: torch.exp2(a[0])},
+        )
+    if op.name == "log":
+        yield Variant(
+            text="log2 stands where the natural log is meant (base 2 for base e)",
+            rank="formula",
+            changes={op.number: lambda f, a, k, out: torch.log2(a[0])},
+        )
+    if op.name == "gelu":
+        yield Variant(
+            text="GELU by tanh where erf is meant, or the other way round",
+            rank="approximation",
+            changes={op.number: _other_gelu},
+        )
+
+
+def _other_gelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
+    now = kwargs.get("approximate", "none")
+    return torch.nn.functional.gelu(args[0], approximate="none" if now == "tanh" else "tanh")
