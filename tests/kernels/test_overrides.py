@@ -172,7 +172,7 @@ def test_fused_swiglu_in_a_model_and_through_its_hugging_face_adapter() -> None:
     from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 
     def build(imports: list[str]) -> tuple[Any, Any]:
-        config = llama3_configs["debugmodel"]("sdpa")
+        config = llama3_configs["debugmodel"]("flex")
         titan.apply_overrides(titan.OverrideConfig(imports=imports), config)
         return config, config.build()
 
