@@ -26,6 +26,7 @@ def verify_kernel(
     partial: bool = False,
     target: Literal["kernel", "recorded"] = "kernel",
     sweep: bool = True,
+    quick: bool = False,
     dtypes: Sequence[str] = (),
     shapes: Sequence[tuple[int, ...]] = (),
     max_calls: int = 4,
@@ -47,6 +48,7 @@ def verify_kernel(
         partial: judge a capture whose writer died, too.
         target: "recorded" judges what the run recorded and does not run the kernel.
         sweep: judge drawn inputs as well; without a capture there is nothing else.
+        quick: of drawn inputs judge the declared shapes only: no tile edges, adversarial values, layouts.
         dtypes, shapes: limit the drawn inputs; the dtypes must be declared.
         max_calls: captured calls to judge at most.
         seed: of everything drawn.
@@ -69,6 +71,7 @@ def verify_kernel(
         partial=partial,
         target=target,
         sweep=sweep,
+        quick=quick,
         max_calls=max_calls,
         dtypes=tuple(dtypes),
         shapes=tuple(tuple(shape) for shape in shapes),

@@ -53,6 +53,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool = False  #: judge a capture whose writer died
     target: Literal["kernel", "recorded"] = "kernel"
     sweep: bool = True
+    quick: bool = False  #: of drawn inputs the declared shapes only
     max_calls: int = 4
     dtypes: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()

@@ -224,7 +224,8 @@ class _Session:
             known = [*cases, *self._plan(device, replace(options, sweeps=False))]
             self.say(provenance.declare(self.loaded, request, known, stamp))
             self.say(Phase(name=PLANNING))
-            cases = known if self.resume.unplanned else [*cases, *self._plan(device, options)]
+            plain = request.quick or self.resume.unplanned
+            cases = known if plain else [*cases, *self._plan(device, options)]
         declared = provenance.declare(self.loaded, request, cases, stamp)
         self.say(declared)
         return cases, bound, options, declared
@@ -285,6 +286,8 @@ class _Session:
             found = judge(self.spec, taken, constants=declared.constants, options=options)
         kernels = self._kernels(bound, found, options)
         left_out = list(bound.left_out)
+        if self.request.quick and self.request.sweep:
+            left_out.append("tile edges, adversarial values and layouts (--quick)")
         if self.capture is not None:
             left_out += [f"capture: {text}" for text in self.capture.problems]
         if self.resume.unplanned:

@@ -44,6 +44,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--target", type=click.Choice(["kernel", "recorded"]), default="kernel", show_default=True,
               help="Run the kernel, or judge what the run recorded (needs no GPU).")  # fmt: skip
 @click.option("--partial", is_flag=True, help="Judge a capture whose writer died, too.")
+@click.option("--quick", is_flag=True, help="Of drawn inputs the declared shapes only.")
 @click.option("--no-sweep", is_flag=True, help="Judge the captured calls alone.")
 @click.option(
     "--max-calls", type=click.IntRange(1), default=4, show_default=True, help="Captured calls to judge."
@@ -87,6 +88,7 @@ def command(**options: Any) -> int:
         partial=options["partial"],
         target=options["target"],
         sweep=not options["no_sweep"],
+        quick=options["quick"],
         max_calls=options["max_calls"],
         dtypes=options["dtypes"],
         shapes=options["shapes"],

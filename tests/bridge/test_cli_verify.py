@@ -197,13 +197,26 @@ def test_constants_come_from_the_flag_then_the_config_then_the_spec(
     assert "1 call beyond --max-calls 1" in document["coverage"]["not_covered"]
 
 
-def test_dtypes_and_shapes_limit_what_is_drawn(kernel: Path, folder: Path) -> None:
+def test_dtypes_shapes_and_quick_limit_what_is_drawn(kernel: Path, folder: Path) -> None:
     assert (
-        cli.run(["verify", "--kernel", str(kernel), "--shape", "2x5", "--dtype", "float32", "--in-process"])
+        cli.run(
+            [
+                "verify",
+                "--kernel",
+                str(kernel),
+                "--shape",
+                "2x5",
+                "--dtype",
+                "float32",
+                "--quick",
+                "--in-process",
+            ]
+        )
         == 0
     )
-    declared = [case for case in verdict_of(folder)["cases"] if case["family"] == "declared"]
-    assert [case["shapes"][0] for case in declared] == [[2, 5]]
+    document = verdict_of(folder)
+    assert [case["shapes"][0] for case in document["cases"]] == [[2, 5]]
+    assert any("--quick" in text for text in document["coverage"]["not_covered"])
 
 
 def test_an_eager_fallback_is_not_judged(
@@ -212,7 +225,7 @@ def test_an_eager_fallback_is_not_judged(
     kernel.write_text(
         KERNEL.replace("return Scale.apply(x, weight)", "return torch.addcmul(x * 0, x, weight)")
     )
-    assert cli.run(["verify", "--kernel", str(kernel), "--shape", "2x5", "--in-process"]) == 3
+    assert cli.run(["verify", "--kernel", str(kernel), "--quick", "--in-process"]) == 3
     assert "launched no kernel" in verdict_of(folder)["summary"]
 
 
