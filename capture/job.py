@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from bridge.capture.steps import RunFacts, StepRecorder
 from bridge.capture.store import Capture, load_capture
 from bridge.config import BridgeConfig
 from bridge.errors import ConfigError, RunError, UsageError, near_misses
+from bridge.verify.registry import interpreting, known_names, prepare_triton
 
 
 class Job:
@@ -50,7 +50,7 @@ class Job:
         request, train, path = self._request, self._config.train, self._config.path
         try:
             self._choose_interpreter()
-            self._sites = known_sites(self._say)
+            self._sites = known_sites(request.ops, self._say)
             if train.script is not None:
                 from bridge.capture.script import run_script
 
@@ -109,15 +109,13 @@ class Job:
 
     def _choose_interpreter(self) -> None:
         """Without a GPU Triton kernels run in its interpreter; that must be set before triton is imported."""
-        from bridge.verify.registry import interpreting, prepare_triton
-
         chosen = "TRITON_INTERPRET" in os.environ or interpreting()
         prepare_triton()
         if not chosen and os.environ.get("TRITON_INTERPRET") == "1":
             self._say("no GPU here: Triton kernels run in its interpreter (TRITON_INTERPRET=1)")
 
     def _warn_of_unknown(self, parts: Sequence[Any]) -> None:
-        names = set(self._sites)
+        names = set(known_names())
         for part in parts:
             for name, module in part.named_modules():
                 names |= {name, type(module).__name__}
@@ -141,11 +139,10 @@ class Job:
                 names = {n for call in capture.calls for n in (call.op, call.module_class, call.module) if n}
                 raise UsageError(
                     f"--ops {op} matches no call of step {capture.manifest.step}; "
-                    f"{near_misses(op, names | self._sites.keys())} "
+                    f"{near_misses(op, names.union(known_names()))} "
                     f"{capture.path} was written with the digests of all {len(capture.calls)} calls"
                 )
 
 
 def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
-

@@ -1,4 +1,4 @@
-"""How recorded steps become a capture folder: one step, a window of steps, or the step that a trigger picks."""
+"""How recorded steps become a capture folder: one step, a window, or the step that a trigger picks."""
 
 from __future__ import annotations
 
@@ -143,7 +143,9 @@ class SeriesKeeper(OneStepKeeper):
         """Close the folder, also when the run ended within the window."""
         if self._tracer is not None:
             at = self.request.window.tensors_at
-            self._tracer.finish(metrics=self._metrics(at if at is not None and at <= self._last else self._last))
+            self._tracer.finish(
+                metrics=self._metrics(at if at is not None and at <= self._last else self._last)
+            )
 
 
 class TriggerKeeper(OneStepKeeper):

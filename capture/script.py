@@ -112,7 +112,7 @@ class _StepCounter:
         self._grad_norm: float | None = None
         self._open: AbstractContextManager[Any] | None = None
         self._handles: list[Any] = []
-        self._first_call: Any = None
+        self._plain_call = torch.nn.Module.__call__
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -130,26 +130,34 @@ class _StepCounter:
         self._handles = [register_optimizer_step_pre_hook(self._before_optimizer)]
         self._recorder.begins(1)
         if self._recorder.starts_at(1):
-            # No optimizer has stepped yet, so the model is known only when it is first called.
-            self._first_call = torch.nn.modules.module.register_module_forward_pre_hook(self._on_first_call)
+            self._open_at_first_call()
         try:
             yield
         finally:
             torch.autograd.backward = plain_backward
-            for handle in (*self._handles, self._first_call):
-                if handle is not None:
-                    handle.remove()
+            torch.nn.Module.__call__ = self._plain_call  # type: ignore[method-assign]
+            for handle in self._handles:
+                handle.remove()
             if self._open is not None and sys.exc_info()[0] is None:
                 self._close((Abandoned, Abandoned(), None))
             else:
                 self._close(sys.exc_info())
 
-    def _on_first_call(self, module: torch.nn.Module, _args: Any) -> None:
-        if next(module.parameters(), None) is None:
-            return
-        self._first_call.remove()
-        self._first_call = None
-        self._begin(1, find_models(list(module.parameters())))
+    def _open_at_first_call(self) -> None:
+        """Begin step 1 when a module with parameters is first called.
+
+        No optimizer has stepped by then, so the model is not known earlier; and a hook would be too late,
+        since the hooks of a call are fixed before the first of them runs.
+        """
+        plain = self._plain_call
+
+        def opening(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling() and next(module.parameters(), None) is not None:
+                torch.nn.Module.__call__ = plain  # type: ignore[method-assign]
+                self._begin(1, find_models(list(module.parameters())))
+            return plain(module, *args, **kwargs)
+
+        torch.nn.Module.__call__ = opening  # type: ignore[method-assign]
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if optimizer not in self._optimizers:

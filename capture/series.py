@@ -15,12 +15,12 @@ from bridge.capture.writer import RankReport, RankWriter
 class SeriesTracer(Tracer):
     """A tracer that is entered once for every step of a window.
 
-        tracer = SeriesTracer(model, out="capture/", step=90, tensors_at=100)
-        for step in range(90, 101):
-            tracer.prepare(step)
-            with tracer:
-                train_step()
-        tracer.finish()
+    tracer = SeriesTracer(model, out="capture/", step=90, tensors_at=100)
+    for step in range(90, 101):
+        tracer.prepare(step)
+        with tracer:
+            train_step()
+    tracer.finish()
     """
 
     def __init__(self, *args: Any, tensors_at: int, selection: Selection, **more: Any) -> None:
@@ -39,7 +39,7 @@ class SeriesTracer(Tracer):
     def __enter__(self) -> SeriesTracer:
         whole, self._selection = self._selection, self._now()
         try:
-            if self._session is None:
+            if self._writer is None:
                 super().__enter__()
                 assert self._session is not None, "the base class has begun a step"
                 self._writer = self._session._writer

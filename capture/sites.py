@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 from bridge.errors import BridgeError, near_misses
 
 
-def known_sites(say: Callable[[str], None]) -> dict[str, tuple[str, ...]]:
+def known_sites(ops: Sequence[str], say: Callable[[str], None]) -> dict[str, tuple[str, ...]]:
     """Kernel name -> module classes, dispatcher ops and Triton kernels where it occurs.
 
-    A kernel that does not load is reported through `say` and left out: it must not stop a run.
+    Of the kernels that `ops` names, or of all when it names nothing: loading one imports Triton. A kernel
+    that does not load is reported through `say` and left out: it must not stop a run.
     """
     from bridge.verify.registry import known_names, load_spec
 
     found: dict[str, tuple[str, ...]] = {}
     for name in known_names():
+        if ops and name not in ops:
+            continue
         try:
             spec = load_spec(name).spec
         except BridgeError as error:

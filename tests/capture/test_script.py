@@ -13,7 +13,14 @@ from bridge.capture import capture_run, load_capture
 from bridge.capture.request import CaptureResult
 from bridge.capture.script import find_models
 from bridge.config import BridgeConfig, TrainConfig
-from bridge.errors import CaptureError, ConfigError, NotACaptureError, RunError, StepNotReachedError, UsageError
+from bridge.errors import (
+    CaptureError,
+    ConfigError,
+    NotACaptureError,
+    RunError,
+    StepNotReachedError,
+    UsageError,
+)
 
 LOOP = """
     import sys
@@ -42,7 +49,9 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def capture(script: Path, *args: str, step: int | str | None, out: str = "out", **more: object) -> CaptureResult:
+def capture(
+    script: Path, *args: str, step: int | str | None, out: str = "out", **more: object
+) -> CaptureResult:
     config = BridgeConfig(train=TrainConfig(script=str(script), args=args))
     return capture_run(config, step=step, out=script.parent / out, **more)  # type: ignore[arg-type]
 
@@ -174,7 +183,9 @@ def test_the_model_is_found_through_wrappers() -> None:
         ("def f(:\n", RunError, "SyntaxError"),
     ],
 )
-def test_a_script_that_does_not_train(tmp_path: Path, text: str, error: type[Exception], message: str) -> None:
+def test_a_script_that_does_not_train(
+    tmp_path: Path, text: str, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         capture(write(tmp_path, text), step=2)
     assert not (tmp_path / "out").exists()
@@ -186,7 +197,9 @@ def test_no_such_script(tmp_path: Path) -> None:
 
 
 def test_a_script_that_raises_in_the_captured_step_leaves_its_record(tmp_path: Path) -> None:
-    text = textwrap.dedent(LOOP).replace("    optimizer.step()\n", "    optimizer.step() if step < 3 else 1 / 0\n")
+    text = textwrap.dedent(LOOP).replace(
+        "    optimizer.step()\n", "    optimizer.step() if step < 3 else 1 / 0\n"
+    )
     with pytest.raises(RunError, match=r"captured step: ZeroDivisionError.*what had been recorded is in"):
         capture(write(tmp_path, text), "5", step=3)
     found = load_capture(tmp_path / "out")
@@ -215,7 +228,9 @@ def test_a_window_that_the_run_does_not_fill_keeps_what_there_is(script: Path) -
     assert {call.step for call in load_capture(script.parent / "out").calls} >= {3, 4, 5}
 
 
-@pytest.mark.parametrize(("on", "factor", "reason"), [("nonfinite", "nan", "loss is nan"), ("loss-jump", "50", "above")])
+@pytest.mark.parametrize(
+    ("on", "factor", "reason"), [("nonfinite", "nan", "loss is nan"), ("loss-jump", "50", "above")]
+)
 def test_a_trigger_keeps_the_step_at_which_it_fires(script: Path, on: str, factor: str, reason: str) -> None:
     result = capture(script, "20", factor, step=None, on=on, ops=["RMSNorm"])
     assert result.step == 14

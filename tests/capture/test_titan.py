@@ -18,7 +18,7 @@ from bridge.capture.request import CaptureResult
 from bridge.capture.steps import RunFacts, StepRecorder
 from bridge.capture.window import parse_window
 from bridge.config import BridgeConfig, TrainConfig
-from bridge.errors import ConfigError, RunError, StepNotReachedError
+from bridge.errors import ConfigError, RunError, StepNotReachedError, UsageError
 
 titan = pytest.importorskip("torchtitan", reason="torchtitan is not installed")
 from importlib import metadata  # noqa: E402
@@ -228,6 +228,16 @@ def test_a_loss_that_is_nan_is_captured_all_the_same(tmp_path: Path) -> None:
     assert "not finite" in " ".join(said)
     capture = load_capture(result.path)
     assert any(d.nan for call in capture.calls for r in call.outputs if (d := r.digest) is not None)
+
+
+def test_an_op_that_nothing_matches_names_near_misses_and_keeps_the_digests(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(
+        UsageError, match=r"offset_rmsnrm matches no call of step 1.*did you mean offset_rmsnorm"
+    ):
+        run_capture(tmp_path, demo(tmp_path), 1, ops=["offset_rmsnrm"], say=said.append)
+    assert "no kernel, module or module class is called 'offset_rmsnrm'" in " ".join(said)
+    assert load_capture(tmp_path / "capture").complete
 
 
 def test_a_resumed_run_keeps_its_step_numbers_and_its_checkpoints(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def bridge_command(
 
 def command_environment(**more: str) -> dict[str, str]:
     """The environment such a process gets."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    kept = {
+        k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    }
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", **more}
 
 

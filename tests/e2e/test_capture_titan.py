@@ -92,20 +92,14 @@ def test_a_source_folder_called_capture_is_refused_before_training(tmp_path: Pat
     assert [path.name for path in source.iterdir()] == ["tracer.py"]
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("--step", "500"), "trains for 100 steps, so step 500 never comes"),
-        (("--step", "2", "--ops", "offset_rmsnrm"), "did you mean offset_rmsnorm"),
-    ],
-)
-def test_what_cannot_be_captured_exits_2(tmp_path: Path, args: tuple[str, ...], message: str) -> None:
-    done = bridge_command("capture", "--config", DEMO / "train.toml", "--out", "out", *args, cwd=tmp_path)
+def test_a_step_beyond_the_run_exits_2(tmp_path: Path) -> None:
+    done = bridge_command("capture", "--config", DEMO / "train.toml", "--step", "500", cwd=tmp_path)
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("bridge: error: ")]
     assert len(errors) == 1
-    assert message in errors[0]
+    assert "trains for 100 steps, so step 500 never comes" in errors[0]
     assert done.stdout == ""
+    assert not (tmp_path / "capture").exists()
 
 
 def test_two_ranks_under_torchrun(tmp_path: Path) -> None:
@@ -132,6 +126,8 @@ def test_two_ranks_under_torchrun(tmp_path: Path) -> None:
     first, second = ([c for c in capture.calls if c.rank == rank] for rank in (0, 1))
     assert [call.key for call in first] == [call.key for call in second]
     # The ranks see other data and hold the same weights.
-    (a,), (b,) = ([c for c in calls if c.kind == "module" and c.module == "norm"] for calls in (first, second))
+    (a,), (b,) = (
+        [c for c in calls if c.kind == "module" and c.module == "norm"] for calls in (first, second)
+    )
     assert not torch.equal(capture.tensor(a.inputs[0]), capture.tensor(b.inputs[0]))
     assert torch.equal(capture.tensor(a.params[0]), capture.tensor(b.params[0]))
