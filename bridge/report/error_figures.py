@@ -47,13 +47,18 @@ def error_map(source: ErrorMap, *, limit: str = "threshold") -> Figure:
                 "range": [0, source.cols],
                 "showgrid": False,
                 "zeroline": False,
+                **_numbered(source.cols, source.col_step),
             },
             yaxis={
                 "title": {"text": "row"},
                 "range": [source.rows, 0],
                 "showgrid": False,
                 "zeroline": False,
-                **({"tickvals": [], "title": {"text": ""}} if single else {}),
+                **(
+                    {"tickvals": [], "title": {"text": ""}}
+                    if single
+                    else _numbered(source.rows, source.row_step)
+                ),
             },
         ),
     }
@@ -175,19 +180,24 @@ def _map_summary(source: ErrorMap, limit: str) -> str:
         return "The tensor is empty."
     worst, i, j = max(cells, key=lambda cell: cell[0])
     over = sum(value > 1 for value, _, _ in cells)
-    where = (
-        f"rows {_span(i, source.row_step, source.rows)}, columns {_span(j, source.col_step, source.cols)}"
-        if source.rows > 1
-        else f"columns {_span(j, source.col_step, source.cols)}"
-    )
+    where = _span("column", j, source.col_step, source.cols)
+    if source.rows > 1:
+        where = f"{_span('row', i, source.row_step, source.rows)}, {where}"
     size = "not finite" if math.isinf(worst) else f"{times(worst)} the {limit}"
     spread = f"{over:,} of {plural(len(cells), 'block')} over it" if over else "no block is over it"
     return f"Worst block: {where}, {size}; {spread}."
 
 
-def _span(index: int, step: int, extent: int) -> str:
+def _span(noun: str, index: int, step: int, extent: int) -> str:
     first, last = index * step, min(extent, (index + 1) * step) - 1
-    return str(first) if first == last else f"{first}..{last}"
+    return f"{noun} {first}" if first == last else f"{noun}s {first}..{last}"
+
+
+def _numbered(extent: int, step: int) -> dict[str, Any]:
+    """Ticks for few rows or columns: each in the middle of its own, by its number."""
+    if step > 1 or extent > 12:
+        return {}
+    return {"tickvals": [i + 0.5 for i in range(extent)], "ticktext": [str(i) for i in range(extent)]}
 
 
 def histogram(source: Histogram, *, failed: bool) -> Figure:
@@ -241,7 +251,7 @@ def _histogram(
             showlegend=len(series) > 1,
             legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
             margin={"l": 60, "r": 12, "t": 26, "b": 40},
-            xaxis={"title": {"text": axis}, "range": [edges[0], edges[-1]]},
+            xaxis={"title": {"text": axis}, "range": _occupied(edges, [counts for _, counts, _ in series])},
             yaxis={
                 "type": "log",
                 "title": {"text": "share of elements"},
@@ -254,6 +264,14 @@ def _histogram(
     }
     summary = "; ".join(_spread(edges, name, counts) for name, counts, _ in series)
     return Figure(title="Error in ULP", summary=f"{summary}.", spec=spec)
+
+
+def _occupied(edges: tuple[float, ...], series: list[tuple[int, ...]]) -> list[float]:
+    """The stretch of the axis that holds elements, and a bin on either side."""
+    filled = [i for i in range(len(edges) - 1) if any(counts[i] for counts in series)]
+    if not filled:
+        return [edges[0], edges[-1]]
+    return [edges[max(0, filled[0] - 1)], edges[min(len(edges) - 1, filled[-1] + 2)]]
 
 
 def _shares(counts: tuple[int, ...]) -> list[float]:

@@ -37,6 +37,8 @@ def percent(share: float | None) -> str:
 
 def times(ratio: float | None) -> str:
     """Return a ratio as "27.3x"; None and infinity are "beyond measure"."""
+    if ratio == 0:
+        return "0"
     return "beyond measure" if ratio is None or math.isinf(ratio) else f"{short(ratio)}x"
 
 

@@ -82,9 +82,16 @@ class Row:
         return self.entry.verdict
 
     @property
-    def rank(self) -> tuple[int, float]:
-        """Sort key: the larger, the worse."""
-        return OUTCOMES.index(self.outcome), max(point.rank for _, point in self.checks)
+    def rank(self) -> tuple[int, float, float]:
+        """Sort key, the larger the worse: the outcome, then what failed, then the gate."""
+        failed = [point.rank for _, point in self.checks if point.binding and not point.passed]
+        return OUTCOMES.index(self.outcome), max(failed, default=0.0), self.checks[0][1].rank
+
+    @property
+    def decisive(self) -> tuple[str, Point]:
+        """The check that decided: the worst of those that failed, else the gate."""
+        failed = [check for check in self.checks if check[1].binding and not check[1].passed]
+        return max(failed, key=lambda check: check[1].rank, default=self.checks[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +242,7 @@ def _sentence(verdict: Verdict, groups: tuple[Group, ...]) -> str:
     if not groups:
         return f"Nothing of {verdict.op} was judged."
     worst = groups[0].worst
-    name, point = max(worst.checks, key=lambda check: (not check[1].passed, check[1].rank))
+    name, point = worst.decisive
     if verdict.verdict == "FAIL" and worst.outcome == "FAIL":
         reason = worst.entry.reason or point.detail or _against(name, point)
         cause = f" Cause: {verdict.diagnosis.cause}." if verdict.diagnosis else ""

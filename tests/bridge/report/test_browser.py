@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bridge.report import write_report
+from bridge.report.documents import Document
+from bridge.verify.diff_document import DiffDocument, ScanDocument
 from bridge.verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]
     noise: list[str] = []
     contexts = []
 
-    def opener(verdict: Verdict, *, theme: str = "light", script: bool = True, width: int = 1280) -> Page:
+    def opener(verdict: Document, *, theme: str = "light", script: bool = True, width: int = 1280) -> Page:
         path = tmp_path / "report.html"
         write_report(verdict, path)
         context = browser.new_context(
@@ -176,3 +178,184 @@ def test_print_is_light(open_page, failing: Verdict) -> None:
     page.wait_for_function(
         "[...document.querySelectorAll('[data-figure]')].every((el) => el.dataset.drawn === 'light')"
     )
+
+
+def grid_rows(page: Page) -> int:
+    """How many calls pass the filters, as the page says it."""
+    return int(page.locator("#calls-count").inner_text().split()[0].replace(",", ""))
+
+
+def wait_for_rows(page: Page, expected: int) -> None:
+    """Filtering waits for a pause in the typing."""
+    start = f"{expected:,} of"
+    page.wait_for_function(f"document.querySelector('#calls-count').textContent.startsWith('{start}')")
+
+
+def column(page: Page, name: str) -> list[str]:
+    """The texts of one column, from the top, as far as they are drawn."""
+    cells = page.locator(".grid-row").evaluate_all(
+        "(rows, name) => {"
+        " const heads = [...document.querySelectorAll('.grid-head [role=columnheader]')];"
+        " const titles = heads.map((head) => head.textContent);"
+        " return rows.sort((a, b) => a.dataset.position - b.dataset.position)"
+        "   .map((row) => row.children[titles.indexOf(name)].textContent); }",
+        name,
+    )
+    return [str(cell) for cell in cells]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_diff_figures_are_drawn_in_the_theme(open_page, ab: DiffDocument, theme: str) -> None:
+    page = open_page(ab, theme=theme)
+    figures = page.query_selector_all("[data-figure]")
+    assert len(figures) == 10
+    assert {figure.get_attribute("data-drawn") for figure in figures} == {theme}
+    assert page.locator("#flow .scatterlayer path.point").count() > 50
+    assert page.locator("#layers .heatmaplayer image").count() == 1
+    page.locator("#theme").click()
+    other = "dark" if theme == "light" else "light"
+    page.wait_for_function(
+        f"[...document.querySelectorAll('[data-figure]')].every((el) => el.dataset.drawn === '{other}')"
+    )
+
+
+def test_filters(open_page, diverged: DiffDocument) -> None:
+    page = open_page(diverged)
+    assert grid_rows(page) == 95  # Beyond noise or unmatched is what one sees first.
+    page.locator("select[data-column=status]").select_option(label="status: any")
+    assert grid_rows(page) == 120
+    page.locator("select[data-column=phase]").select_option(label="backward")
+    assert grid_rows(page) == 60
+    page.locator("select[data-column=phase]").select_option(label="phase: any")
+    for query, expected in (
+        ("layers.1.", 40),
+        ("layers.1. softmax", 10),
+        ("-layers.1.", 80),
+        ("op_2 born", 1),
+    ):
+        page.fill("#calls-filter", query)
+        page.wait_for_function(
+            f"document.querySelector('#calls-count').textContent.startsWith('{expected} of')"
+        )
+    page.fill("#calls-filter", "out>=0.004 out<0.005 forward")
+    page.wait_for_function("document.querySelector('#calls-count').textContent.startsWith('10 of')")
+    outs = [float(text) for text in column(page, "Output diff")]
+    assert all(0.004 <= value < 0.005 for value in outs)
+    page.fill("#calls-filter", "nothing like this")
+    wait_for_rows(page, 0)
+    assert page.locator(".grid-row").count() == 0
+
+
+def test_sorting(open_page, diverged: DiffDocument) -> None:
+    page = open_page(diverged)
+    page.locator("select[data-column=status]").select_option(label="status: any")
+    heading = page.get_by_role("columnheader", name="Output diff")
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "descending"
+    values = [float(text) for text in column(page, "Output diff") if text not in ("-", "bit-equal")]
+    assert values[0] == 0.064
+    assert values == sorted(values, reverse=True)
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert column(page, "Output diff")[0] == "bit-equal"
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "none"
+    assert column(page, "Call")[0] == "layers.0.attention_norm/op_0"
+    page.get_by_role("columnheader", name="Call").locator("button").click()
+    keys = column(page, "Call")
+    assert keys == sorted(keys)
+
+
+def test_keyboard_and_drill_down(open_page, diverged: DiffDocument) -> None:
+    page = open_page(diverged)
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "calls-filter"
+    page.keyboard.type("attention/op_2")
+    wait_for_rows(page, 2)
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") == "calls"
+    page.keyboard.press("ArrowDown")
+    assert page.locator(".grid-row.active .key").inner_text() == "layers.1.attention/op_2"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#detail[data-row='22']")
+    detail = page.locator("#detail")
+    text = detail.inner_text()
+    for part in ("born by replay", "model.py:102 in forward", "1e-05", "35.0", "1,200", "bfloat16 / float32"):
+        assert part in text
+    assert detail.locator(".block.figure svg.main-svg").count() > 0
+    assert page.url.endswith("#row=22")
+    page.keyboard.press("Escape")
+    assert detail.is_hidden()
+    page.keyboard.press("End")
+    assert page.locator(".grid-row.active").get_attribute("aria-rowindex") == "3"
+    page.keyboard.press("Home")
+    page.keyboard.press("PageDown")
+    assert page.locator(".grid-row.active").count() == 1
+
+
+def test_a_suspect_leads_to_its_call_through_any_filter(open_page, diverged: DiffDocument) -> None:
+    page = open_page(diverged)
+    page.fill("#calls-filter", "layers.0.")
+    page.wait_for_function("!document.querySelector('#calls-count').textContent.startsWith('95')")
+    page.locator("button.show-row").nth(1).click()
+    page.wait_for_selector("#detail[data-row='75']")
+    assert page.locator(".grid-row.active .origin").inner_text() == "born"
+    assert page.input_value("#calls-filter") == ""
+
+
+def test_a_point_of_the_flow_leads_to_its_call(open_page, diverged: DiffDocument) -> None:
+    page = open_page(diverged)
+    page.evaluate(
+        "document.querySelector('[data-figure=flow]').emit('plotly_click', { points: [{ customdata: 75 }] })"
+    )
+    page.wait_for_selector("#detail[data-row='75']")
+
+
+def test_the_map_can_show_modules(open_page, diverged: DiffDocument) -> None:
+    page = open_page(diverged)
+    page.select_option("#layers-by", "layer-module")
+    page.wait_for_function(
+        "document.querySelector('#layers .xaxislayer-above').textContent.includes('feed_forward.w1')"
+    )
+
+
+def test_100_000_calls(open_page, make_diff: Callable[..., DiffDocument]) -> None:
+    page = open_page(make_diff(layers=100, calls=500, born=(20_000, 60_001)))
+    page.locator("select[data-column=status]").select_option(label="status: any")
+    assert grid_rows(page) == 100_000
+    assert page.locator(".grid-row").count() < 60
+    page.evaluate("document.querySelector('.grid-body').scrollTop = 1e9")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.grid-row')].some((row) => row.dataset.position === '99999')"
+    )
+    assert page.locator(".grid-row").count() < 60
+    assert column(page, "Call")[-1] == "layers.0.ffn_norm/backward/op_499"
+    page.get_by_role("columnheader", name="Output diff").locator("button").click()
+    assert column(page, "Output diff")[0] == "0.0640"
+    page.fill("#calls-filter", "layers.57. softmax backward")
+    wait_for_rows(page, 125)
+
+
+def test_scan_page(open_page, scan: ScanDocument) -> None:
+    page = open_page(scan)
+    assert grid_rows(page) == 60
+    page.locator("select[data-column=verdict]").select_option(label="FAIL")
+    assert grid_rows(page) == 3
+    assert column(page, "Error/limit") == ["12.0", "6.00", "4.00"]
+    page.locator("button.show-row").first.click()
+    page.wait_for_selector("#detail[data-row='0']")
+    assert "12 times its threshold" in page.locator("#detail").inner_text()
+
+
+def test_runs_without_scripts(open_page, ab: DiffDocument) -> None:
+    page = open_page(ab, script=False)
+    assert page.locator("h1").inner_text().startswith("\u2717 DIVERGED")
+    assert page.locator(".static tbody tr:visible").count() == 50
+    assert page.locator("#calls-app").is_hidden()
+    assert "2 births" in page.locator("#flow figcaption").inner_text()
+    assert page.locator(".verdicts tbody tr:visible").count() == 9
+
+
+def test_runs_without_calls(open_page, unmatched: DiffDocument) -> None:
+    page = open_page(unmatched)
+    assert page.locator("h1").inner_text().startswith("? NOTHING MATCHED")
