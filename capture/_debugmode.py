@@ -48,10 +48,10 @@ class StepMode(DebugMode):  # type: ignore[no-untyped-call]
             recorder.problem(f"recording the inputs of {func}", error)
             pending = None
         # Only what has an index was given one: silent operators make no call and are nobody's parent.
-        parent = pending is not None and pending.index >= 0
+        parent = pending.index if pending is not None else -1
         try:
-            if parent:
-                recorder.parents.append(pending.index)
+            if parent >= 0:
+                recorder.parents.append(parent)
             result = self._through(func, args, kwargs) if wrapped else func(*args, **kwargs)
         except BaseException as error:
             if pending is not None:
@@ -59,8 +59,8 @@ class StepMode(DebugMode):  # type: ignore[no-untyped-call]
                     recorder.failed(pending, error)
             raise
         finally:
-            if parent:
-                recorder.leave_parent(pending.index)
+            if parent >= 0:
+                recorder.leave_parent(parent)
         if pending is not None:
             try:
                 recorder.end(pending, result)

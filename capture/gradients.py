@@ -116,9 +116,7 @@ class GradientWatch:
     def _upstream_hook(self, name: str) -> Any:
         def hook(gradient: torch.Tensor) -> None:
             try:
-                self._upstream[name] = self.recorder.observer.record(
-                    gradient, name, key=self.key, store=self.store
-                )
+                self._upstream[name] = self.recorder.observer.record(gradient, name, self.key, self.store)
             except Exception as error:
                 self.recorder.problem(f"the upstream gradient of {self.key}", error)
 
@@ -152,6 +150,6 @@ class GradientWatch:
     def _record(self, target: _Target) -> None:
         assert target.total is not None
         self._made[target.name] = self.recorder.observer.record(
-            target.total, target.name, key=self.key, store=self.store
+            target.total, target.name, self.key, self.store
         )
         target.total = None

@@ -95,7 +95,7 @@ class _Launch:
             if isinstance(value, torch.Tensor):
                 self._given.append((argument, value))
                 store = selected and recorder.matcher.inputs
-                self._inputs.append(observer.record(value, argument, key=key, store=store))
+                self._inputs.append(observer.record(value, argument, key, store))
                 observer.about_to_write(value)
             elif value is not None and argument != "stream":
                 attrs[argument] = plain(value)
@@ -131,7 +131,7 @@ class _Launch:
             if observer.unchanged(tensor):
                 continue
             observer.written(tensor, call.index)
-            outputs.append(observer.record(tensor, name, key=call.key, store=self._store))
+            outputs.append(observer.record(tensor, name, call.key, self._store))
             mutated.append(name)
         flags = {"grid": _grid(grid, {**self._values})}
         config = getattr(launcher, "best_config", None)

@@ -91,12 +91,12 @@ class ModuleHooks:
         observer = recorder.observer
 
         def visit_input(path: str, tensor: torch.Tensor) -> None:
-            begun.inputs.append(observer.record(tensor, path, key=key, store=store))
+            begun.inputs.append(observer.record(tensor, path, key, store))
             begun.given.append((path, tensor))
 
         begun.attrs = {**plain_attributes(module), **split_arguments((), args, kwargs, visit_input)}
         for name, tensor in own_tensors(module, recurse=selected):
-            begun.params.append(observer.record(tensor, name, key=key, store=store))
+            begun.params.append(observer.record(tensor, name, key, store))
             begun.used.append((name, tensor))
 
     def _end(self, module: nn.Module, output: Any) -> None:
@@ -113,7 +113,7 @@ class ModuleHooks:
         made: list[tuple[str, torch.Tensor]] = []
 
         def visit_output(path: str, tensor: torch.Tensor) -> None:
-            outputs.append(recorder.observer.record(tensor, path, key=begun.key, store=store))
+            outputs.append(recorder.observer.record(tensor, path, begun.key, store))
             made.append((path, tensor))
 
         visit_tensors(output, visit_output)
@@ -138,9 +138,7 @@ class ModuleHooks:
         )
         recorder.emit(call)
         if begun.selected and begun.phase == "forward" and any(tensor.requires_grad for _, tensor in made):
-            watch = GradientWatch(
-                recorder, key=begun.key, store=recorder.matcher.inputs, since=begun.sequence
-            )
+            watch = GradientWatch(recorder, begun.key, recorder.matcher.inputs, since=begun.sequence)
             self._watched.append((call, watch))
             watch.attach(outputs=made, inputs=begun.given, params=begun.used)
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
+from msgspec.structs import replace
 
 from bridge.capture.contents import Contents
 from bridge.capture.device import aside
-from bridge.capture.dtypes import itemsize
-from bridge.capture.identity import StorageEntry, Storages
+from bridge.capture.dtypes import DTYPES
+from bridge.capture.identity import Storages, place_of
 from bridge.capture.record import TensorRecord
+
+State = Literal[0, 1, 2, 3]
+VALUES: Final = 0
+LATER: Final = 1
+IGNORED: Final = 2
+PART: Final = 3
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DTYPE_NAMES: dict[torch.dtype, str] = {}
@@ -25,7 +32,7 @@ class Observer:
         self.contents = contents
 
     def record(
-        self, tensor: torch.Tensor, name: str, *, key: str = "", store: bool = False, settled: bool = True
+        self, tensor: torch.Tensor, name: str, key: str = "", store: bool = False, state: State = VALUES
     ) -> TensorRecord:
         """Record a tensor as it is now.
 
@@ -34,17 +41,24 @@ class Observer:
             name: Its path among the call's arguments.
             key: Of the call, to say in whose name bytes were dropped.
             store: Keep its bytes.
-            settled: Its bytes are there; False for a result that another stream or thread still writes.
+            state: VALUES; LATER for a result that another stream or thread still writes; IGNORED for an
+                argument whose bytes do not matter, since it is only filled; PART for the part that was filled
+                of memory that holds nothing else yet.
         """
         if type(tensor) not in _PLAIN:
-            return self._wrapped(tensor, name, key=key, store=store, settled=settled)
-        return self._plain(tensor, name, key=key, store=store, settled=settled)
+            return self._wrapped(tensor, name, key, store, state)
+        return self._plain(tensor, name, key, store, state)
 
-    def written(self, tensor: torch.Tensor, writer: int | None) -> None:
-        """A call has written the memory that a tensor shows."""
+    def written(self, tensor: torch.Tensor, writer: int, *, partly: bool = False) -> None:
+        """Call number `writer` has written the memory that a tensor shows, or a part of it."""
         for local in local_tensors(tensor):
             if _has_bytes(local):
-                self.storages.written(self.storages.entry(local), writer)
+                entry = self.storages.entry(local)
+                if entry.writer is not None and entry.writer > writer:
+                    continue  # a call inside this one, such as a DTensor's local operator, has been noted
+                garbage = entry.garbage and partly
+                self.storages.written(entry, writer)
+                entry.garbage = garbage
 
     def about_to_write(self, tensor: torch.Tensor) -> None:
         """A call will write the memory that a tensor shows: what is still to be read of it is read first."""
@@ -79,7 +93,7 @@ class Observer:
                 return False
         return True
 
-    def _plain(self, tensor: torch.Tensor, name: str, **how: Any) -> TensorRecord:
+    def _plain(self, tensor: torch.Tensor, name: str, key: str, store: bool, state: State) -> TensorRecord:
         dtype = _DTYPE_NAMES.get(tensor.dtype) or _dtype_name(tensor.dtype)
         device = _DEVICE_NAMES.get(tensor.device) or _device_name(tensor.device)
         if not _has_bytes(tensor):
@@ -95,7 +109,16 @@ class Observer:
             with aside():
                 tensor = tensor.resolve_conj().resolve_neg()
         entry = self.storages.entry(tensor)
-        number = self._content(tensor, entry, dtype, name, **how)
+        number = -1
+        known = not entry.garbage or state == PART or place_of(tensor, dtype) in entry.contents
+        if state != IGNORED and known and dtype in DTYPES:
+            place, content = self.storages.content(entry, tensor, dtype)
+            number = content.number
+            if state != LATER:
+                if not content.digested:
+                    self.contents.digest(tensor, entry, place, content)
+                if store and not content.stored:
+                    self.contents.store(tensor, entry, place, content, key=key, name=name)
         return TensorRecord(
             name=name,
             dtype=dtype,
@@ -110,41 +133,18 @@ class Observer:
             content=number,
         )
 
-    def _content(
-        self,
-        tensor: torch.Tensor,
-        entry: StorageEntry,
-        dtype: str,
-        name: str,
-        *,
-        key: str,
-        store: bool,
-        settled: bool,
-    ) -> int:
-        if itemsize(dtype) is None or entry.garbage:
-            return -1
-        place, content = self.storages.content(entry, tensor, dtype)
-        if settled:
-            if not content.digested:
-                self.contents.digest(tensor, entry, place, content)
-            if store and not content.stored:
-                self.contents.store(tensor, entry, place, content, key=key, name=name)
-        return content.number
-
-    def _wrapped(self, tensor: torch.Tensor, name: str, **how: Any) -> TensorRecord:
+    def _wrapped(self, tensor: torch.Tensor, name: str, key: str, store: bool, state: State) -> TensorRecord:
         kind = type(tensor).__name__
         if isinstance(tensor, torch.nn.Parameter) and not hasattr(tensor, "_local_tensor"):
-            return self._plain(tensor, name, **how)
+            return self._plain(tensor, name, key, store, state)
         local = getattr(tensor, "_local_tensor", None)
         spec = getattr(tensor, "_spec", None)
         if isinstance(local, torch.Tensor) and spec is not None:
-            inner = self.record(local, name, **how)
+            inner = self.record(local, name, key, store, state)
             return _with_placement(inner, tensor, spec, kind)
         if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ and _has_bytes(tensor):
             # A subclass that only adds Python attributes is a plain tensor underneath.
-            from msgspec.structs import replace
-
-            return replace(self._plain(tensor, name, **how), subclass=kind)
+            return replace(self._plain(tensor, name, key, store, state), subclass=kind)
         return TensorRecord(
             name=name,
             dtype=_dtype_name(tensor.dtype),
@@ -180,8 +180,6 @@ def _has_bytes(tensor: torch.Tensor) -> bool:
 
 
 def _with_placement(inner: TensorRecord, tensor: Any, spec: Any, kind: str) -> TensorRecord:
-    from msgspec.structs import replace
-
     mesh = spec.mesh
     names = mesh.mesh_dim_names or tuple(f"dim{i}" for i in range(mesh.ndim))
     sizes = ", ".join(f"{label}={size}" for label, size in zip(names, mesh.shape, strict=False))

@@ -17,7 +17,7 @@ def random_flags(args: tuple[Any, ...], kwargs: dict[str, Any], *, keep: bool) -
     A CPU state is 5 KB, a CUDA state 16 bytes; reading one neither draws nor synchronizes.
     """
     device = _device(args, kwargs)
-    given = kwargs.get("generator")
+    given: Any = kwargs.get("generator")
     generator = given if isinstance(given, torch.Generator) else _default_generator(device)
     if generator is None:
         return {}
@@ -62,7 +62,9 @@ def _default_generator(device: torch.device) -> torch.Generator | None:
     if device.type == "cpu":
         return torch.default_generator
     if device.type == "cuda":
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        found: torch.Generator = torch.cuda.default_generators[index]
+        index: Any = device.index
+        found: torch.Generator = torch.cuda.default_generators[
+            torch.cuda.current_device() if index is None else index
+        ]
         return found
     return None

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from bridge.capture.contents import Contents
-from bridge.capture.encode import split_arguments, visit_tensors
-from bridge.capture.observe import Observer
+from bridge.capture.encode import plain, split_arguments, visit_tensors
+from bridge.capture.observe import IGNORED, LATER, PART, VALUES, Observer, State
 from bridge.capture.phase import Stage, current_node
 from bridge.capture.randomness import random_flags
 from bridge.capture.record import Call, Phase, TensorRecord
@@ -95,10 +95,17 @@ class Recorder:
         inputs: list[TensorRecord] = []
         written: list[tuple[str, torch.Tensor]] = []
         observer = self.observer
+        state: State = LATER if info.waits else VALUES
 
         def visit(path: str, tensor: torch.Tensor) -> None:
-            inputs.append(observer.record(tensor, path, key=key, store=store, settled=not info.waits))
-            if info.writes and _argument(info, path) in info.writes:
+            if not info.writes:
+                inputs.append(observer.record(tensor, path, key, store, state))
+                return
+            argument = _argument(info, path)
+            inputs.append(
+                observer.record(tensor, path, key, store, IGNORED if argument in info.fills else state)
+            )
+            if argument in info.writes:
                 written.append((path, tensor))
                 observer.about_to_write(tensor)
 
@@ -127,27 +134,25 @@ class Recorder:
             return
         info, observer = pending.info, self.observer
         for _, tensor in pending.written:
-            observer.written(tensor, pending.index)
+            observer.written(tensor, pending.index, partly=info.partial)
         outputs: list[TensorRecord] = []
         returned: set[int] = set()
-        settled = not info.deferred
+        state: State = LATER if info.deferred else VALUES
+        key, store = pending.key, pending.store_outputs
 
         def visit(path: str, tensor: torch.Tensor) -> None:
             observer.made(tensor, pending.index)
             returned.add(id(tensor))
-            outputs.append(
-                observer.record(tensor, path, key=pending.key, store=pending.store_outputs, settled=settled)
-            )
+            part = info.partial and path == "0"
+            outputs.append(observer.record(tensor, path, key, store, PART if part else state))
 
         visit_tensors(result, visit)
+        if isinstance(result, (bool, int, float)):
+            pending.flags["returned"] = plain(result)
         for path, tensor in pending.written:
             # Fused optimizers return nothing, collectives a handle: what they wrote is their output.
             if id(tensor) not in returned:
-                outputs.append(
-                    observer.record(
-                        tensor, path, key=pending.key, store=pending.store_outputs, settled=settled
-                    )
-                )
+                outputs.append(observer.record(tensor, path, key, store, state))
         self.emit(
             Call(
                 index=pending.index,

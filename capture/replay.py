@@ -130,7 +130,7 @@ def _argument(argument: Any, position: int, values: dict[str, Any], tensors: dic
     for path in (str(position), argument.name):
         if path in tensors:
             return tensors[path]
-        pattern = values.get(argument.name)
+        pattern: Any = values.get(argument.name)
         if _is_pattern(pattern):
             return [tensors[f"{path}.{i}"] if there else None for i, there in enumerate(pattern["tensors"])]
         if f"{path}.0" in tensors:
@@ -179,7 +179,7 @@ def _moved(
             continue
         storage = tensor.untyped_storage()
         if storage._cdata not in buffers:
-            whole = torch.empty(0, dtype=tensor.dtype).set_(storage)  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=tensor.dtype).set_(storage)
             buffers[storage._cdata] = whole.to(target)
         buffer = buffers[storage._cdata]
         moved.append(buffer.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))

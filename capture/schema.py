@@ -32,6 +32,9 @@ _UNDECLARED_WRITES = {
     "fsdp::all_gather_copy_in": ("all_gather_output",),
 }
 
+#: Collectives whose result depends on what was in the arguments that they write.
+_READ_TOO = ("allreduce", "broadcast", "reduce_")
+
 #: Views and bookkeeping that compute nothing; their results share the memory they came from.
 _SILENT = frozenset(
     (
@@ -70,6 +73,8 @@ class OpInfo:
     allocates: its results hold whatever was in the memory before.
     arguments: argument names in the schema's order, positional ones first.
     writes: names of the arguments it writes.
+    fills: those of them whose earlier bytes do not matter to it.
+    partial: it fills only a part of the memory that it returns, and returns that part first.
     deferred: its results are not there yet when it returns.
     waits: it hands out what a deferred operator left behind.
     random: it draws from a generator.
@@ -84,6 +89,8 @@ class OpInfo:
     allocates: bool = False
     arguments: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    fills: tuple[str, ...] = ()
+    partial: bool = False
     deferred: bool = False
     waits: bool = False
     random: bool = False
@@ -123,8 +130,16 @@ def _describe(func: Any) -> OpInfo:
         silent=base in _SILENT or base in _UNINITIALISED or (func.is_view and not writes),
         arguments=tuple(a.name for a in schema.arguments),
         writes=writes,
+        fills=_fills(schema, base, short, writes),
+        partial=base == "fsdp::all_gather_copy_in",
         deferred=deferred,
         waits=waits,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         replayable=namespace not in _ASYNC and namespace not in ("fsdp", "profiler"),
     )
+
+
+def _fills(schema: Any, base: str, short: str, writes: tuple[str, ...]) -> tuple[str, ...]:
+    if base in _UNDECLARED_WRITES:
+        return () if short.startswith(_READ_TOO) else writes
+    return tuple(a.name for a in schema.arguments if a.is_out)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -109,6 +112,26 @@ def distributed_place() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
+
+
+@contextlib.contextmanager
+def rank_zero_first(rank: int, world_size: int) -> Iterator[None]:
+    """Other ranks wait at the end until rank 0 has got there; no collective runs.
+
+    Every rank must come here the same number of times.
+    """
+    yield
+    if world_size == 1 or not torch.distributed.is_initialized():
+        return
+    store: Any = torch.distributed.distributed_c10d._get_default_store()
+    key = f"bridge-capture-{next(_turns)}"
+    if rank == 0:
+        store.set(key, "")
+    else:
+        store.wait([key])
+
+
+_turns = itertools.count()
 
 
 def run_flags() -> dict[str, Any]:

@@ -126,6 +126,11 @@ class Capture:
         Raises:
             CaptureError, CorruptCaptureError: as `tensor`.
         """
+        if record.blob is None and record.content < 0 and record.digest is None:
+            raise CaptureError(
+                f"{self.path}: tensor {record.name!r} ({record.dtype}{list(record.shape)}) had no values of its "
+                "own when the call saw it (memory not written yet, or a type without bytes); nothing can be read"
+            )
         if record.blob is None:
             raise CaptureError(
                 f"{self.path}: of tensor {record.name!r} ({record.dtype}{list(record.shape)}) only a digest "

@@ -112,14 +112,13 @@ class Tracer:
         warm_up(self._parts)
 
     def __enter__(self) -> Tracer:
-        from bridge.capture.stepper import StepSession, run_flags
+        from bridge.capture.stepper import StepSession, rank_zero_first, run_flags
         from bridge.capture.writer import RankWriter
 
         if self._session is not None:
             raise UsageError(
                 f"this Tracer has captured step {self.step} already; make a new one for another step"
             )
-        self._claim.start()
         self._manifest = replace(
             self._manifest,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -127,9 +126,11 @@ class Tracer:
             device=device_name(),
             flags={**run_flags(), **self._manifest.flags},
         )
-        if self.rank == 0:
-            write_manifest(self.out, self._manifest)
-            reserve_manifest(self.out)
+        with rank_zero_first(self.rank, self.world_size):
+            if self.rank == 0:
+                self._claim.start()
+                write_manifest(self.out, self._manifest)
+                reserve_manifest(self.out)
         writer = RankWriter(rank_folder(self.out, self.rank), rank=self.rank, budget_bytes=self._budget)
         self._session = StepSession(
             writer,
