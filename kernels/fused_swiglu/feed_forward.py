@@ -21,7 +21,8 @@ HALVES = ("w1.weight", "w3.weight")
 
 def gate_and_up(x: torch.Tensor, w13: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both projections of `x` `[..., dim]` in one product: gate and up `[..., hidden]`, column stride 2."""
-    both = linear(x, w13.flatten(0, 1)).unflatten(-1, (-1, 2))
+    both = linear(x, w13.flatten(0, 1))
+    both = both.view(*both.shape[:-1], -1, 2)
     return both[..., 0], both[..., 1]
 
 
@@ -37,8 +38,8 @@ def fused_init(gate: Callable[..., Any], up: Callable[..., Any]) -> Callable[[to
 
 def keep_two_weights_in_checkpoints(module: torch.nn.Module) -> None:
     """Make `module`, which has a parameter `w13`, save and load `w1.weight` and `w3.weight`."""
-    module.register_state_dict_post_hook(_split_on_save)
-    module.register_load_state_dict_pre_hook(_merge_on_load)
+    module.register_state_dict_post_hook(_split_on_save)  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_pre_hook(_merge_on_load)  # type: ignore[no-untyped-call]
 
 
 def _split_on_save(module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:

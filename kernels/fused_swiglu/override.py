@@ -60,8 +60,8 @@ def fused_swiglu(config: FeedForward.Config, *, backend: Backend = "kernel") -> 
             f"{w1.in_features}x{w1.out_features} (bias {w1.bias}) and "
             f"{w3.in_features}x{w3.out_features} (bias {w3.bias})"
         )
-    inits = [(linear.param_init or {}).get("weight") for linear in (w1, w3)]
-    param_init = {"w13": fused_init(*inits)} if all(inits) else None
+    gate, up = ((linear.param_init or {}).get("weight") for linear in (w1, w3))
+    param_init = {"w13": fused_init(gate, up)} if gate is not None and up is not None else None
     return derive(
         config,
         KernelFeedForward.Config,

@@ -30,4 +30,5 @@ def golden(gate: torch.Tensor, up: torch.Tensor, *, approximate: str) -> torch.T
     if approximate == "tanh":
         inner = math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate.pow(3))
         return gate * torch.sigmoid(2.0 * inner) * up
-    return 0.5 * gate * torch.special.erfc(-gate * math.sqrt(0.5)) * up
+    tail: torch.Tensor = torch.special.erfc(-gate * math.sqrt(0.5))
+    return 0.5 * gate * tail * up
