@@ -13,14 +13,9 @@ not overwrite or prune them.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
-import logging
-import os
 import re
-import socket
 import sys
-import warnings
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +26,14 @@ import torch
 
 from bridge.capture.settings import apply_settings, get_setting
 from bridge.capture.steps import RunFacts, StepRecorder
+from bridge.capture.surroundings import (
+    cpu_module,
+    import_paths,
+    missing_upstream,
+    process_state,
+    rendezvous,
+    run_log,
+)
 from bridge.config import TrainConfig
 from bridge.errors import BridgeError, ConfigError, RunError, StepNotReachedError, UsageError, near_misses
 
@@ -87,12 +90,12 @@ def run_titan(
             f'name its job file with [train] job = "job.toml", or install torchtitan 0.3'
         )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_import_paths(config_path))
-        stack.enter_context(_process_state())
-        stack.enter_context(_rendezvous())
+        stack.enter_context(import_paths(config_path))
+        stack.enter_context(process_state())
+        stack.enter_context(rendezvous())
         on_cpu = stack.enter_context(_device_module())
-        stack.enter_context(_missing_upstream())
-        stack.enter_context(_logging(verbose))
+        stack.enter_context(missing_upstream())
+        stack.enter_context(run_log(verbose))
         notes: dict[str, Any] = {"torchtitan_cuda_graphs": False}
         if old:
             config = _load_job(train)
@@ -303,57 +306,6 @@ def _as_dict(config: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _import_paths(config_path: str | None) -> Iterator[None]:
-    """Let `module` and overrides be files beside the config or in the working folder.
-
-    At the end of the path: a folder of the user's must not shadow an installed package.
-    """
-    folders = [str(Path.cwd())]
-    if config_path is not None:
-        folders.insert(0, str(Path(config_path).parent))
-    added = [folder for folder in folders if folder not in sys.path]
-    sys.path.extend(added)
-    try:
-        yield
-    finally:
-        for folder in added:
-            sys.path.remove(folder)
-
-
-@contextlib.contextmanager
-def _process_state() -> Iterator[None]:
-    """Put back what a trainer sets for the whole process and never undoes."""
-    collecting = gc.isenabled()
-    threads = torch.autograd.is_multithreading_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    environment = dict(os.environ)
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-        torch.autograd.set_multithreading_enabled(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        os.environ.update(environment)
-
-
-@contextlib.contextmanager
-def _rendezvous() -> Iterator[None]:
-    """Outside torchrun, be a job of one rank. The environment is restored by `_process_state`."""
-    if "RANK" not in os.environ:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        os.environ.update(
-            RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-        )
-    yield
-
-
-@contextlib.contextmanager
 def _device_module() -> Iterator[bool]:
     """Without an accelerator, give torchtitan the CPU as its device; yields whether that was so."""
     from torchtitan.tools import utils
@@ -362,7 +314,7 @@ def _device_module() -> Iterator[bool]:
         yield False
         return
     saved = (utils.device_type, utils.device_module)
-    _set_everywhere("cpu", _cpu_module())
+    _set_everywhere("cpu", cpu_module())
     try:
         yield True
     finally:
@@ -382,82 +334,3 @@ def _set_everywhere(device_type: str, device_module: Any) -> None:
         for attribute, value in (("device_type", device_type), ("device_module", device_module)):
             if attribute in vars(module):
                 setattr(module, attribute, value)
-
-
-def _cpu_module() -> ModuleType:
-    """`torch.cpu` with the memory questions that a trainer asks of any device."""
-    module = ModuleType("bridge.capture.cpu_device")
-    module.__dict__.update(
-        {name: getattr(torch.cpu, name) for name in dir(torch.cpu) if not name.startswith("__")}
-    )
-
-    class Properties:
-        name = "cpu"
-        total_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-    module.__dict__.update(
-        get_device_name=lambda device=None: "cpu",
-        get_device_properties=lambda device=None: Properties,
-        current_device=lambda: 0,
-        device_count=lambda: 1,
-        set_device=lambda device: None,
-        synchronize=lambda device=None: None,
-        memory_stats=lambda device=None: _NoStatistics(),
-        reset_peak_memory_stats=lambda device=None: None,
-        empty_cache=lambda: None,
-    )
-    return module
-
-
-class _NoStatistics(dict[str, int]):
-    """Memory statistics of a device that keeps none: every counter is 0."""
-
-    def __missing__(self, key: str) -> int:
-        return 0
-
-
-@contextlib.contextmanager
-def _missing_upstream() -> Iterator[None]:
-    """torchtitan 0.3.0 calls `torch.distributed.set_timeout`, which torch 2.13 does not have yet."""
-    if hasattr(torch.distributed, "set_timeout"):
-        yield
-        return
-    setattr(torch.distributed, "set_timeout", lambda timeout, group=None: None)  # noqa: B010
-    try:
-        yield
-    finally:
-        delattr(torch.distributed, "set_timeout")
-
-
-@contextlib.contextmanager
-def _logging(verbose: bool) -> Iterator[None]:
-    """torchtitan logs through the root logger; show it on stderr, errors only unless verbose.
-
-    Warnings that torch and torchtitan raise about themselves are shown when verbose; others, such as an
-    operator that falls back to eager, always are.
-    """
-    root = logging.getLogger()
-    level = root.level
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("torchtitan: %(message)s"))
-    handler.setLevel(logging.INFO if verbose else logging.ERROR)
-    root.addHandler(handler)
-    root.setLevel(logging.INFO if verbose else level)
-    show = warnings.showwarning
-    plain = (UserWarning, FutureWarning, DeprecationWarning)
-
-    def show_others(message: Any, category: Any, filename: str, *rest: Any, **more: Any) -> None:
-        if category in plain and any(
-            f"/{name}/" in filename for name in ("torch", "torchtitan", "torchdata")
-        ):
-            return
-        show(message, category, filename, *rest, **more)
-
-    if not verbose:
-        warnings.showwarning = show_others
-    try:
-        yield
-    finally:
-        warnings.showwarning = show
-        root.removeHandler(handler)
-        root.setLevel(level)
