@@ -190,7 +190,7 @@ def _make_spec(name: str, found: Any, options: Mapping[str, Any], capture: Captu
     inputs = (*arguments, *modules.names)
     outputs = ("y",) if len(first.outputs) == 1 else tuple(f"y{i}" for i in range(len(first.outputs)))
     parameters = dict(modules.stock.named_parameters())
-    wanted = [key for key, record in zip(arguments, first.inputs, strict=True) if record.requires_grad]
+    floating = [key for key, record in zip(arguments, first.inputs, strict=True) if "float" in record.dtype]
     shape = tuple(max(size, 1) for size in first.inputs[0].shape) or (1,)
 
     def bind(view: CapturedCall) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
@@ -215,7 +215,7 @@ def _make_spec(name: str, found: Any, options: Mapping[str, Any], capture: Captu
         sample=sample,
         inputs=inputs,
         outputs=outputs,
-        grads=tuple(wanted) + tuple(parameters) if wanted or first.grad_outputs else (),
+        grads=(*floating, *parameters),
         attrs={"site": first.module},
         kind="other",
         shapes=(shape,),

@@ -90,14 +90,13 @@ def pair_spec(
         drawn = (torch.randn(sizes.get(name, shape), generator=generator, device=device) for name in names)
         return tuple(tensor.to(dtype) for tensor in drawn)
 
-    called = {"reference": _by_name(eager, names), "target": _by_name(kernel, names)}
+    run_eager, run_kernel = _by_name(eager, names), _by_name(kernel, names)
     floating = _floating(names, capture, site)
-    outputs, differentiable = _probe(
-        called["reference"], called["target"], sample, declared[0], kinds[0], attrs
-    )
+    outputs, differentiable = _probe(run_eager, run_kernel, sample, declared[0], kinds[0], attrs)
     spec = KernelSpec(
         name=target.rpartition(":")[2].rpartition(".")[2],
-        **called,
+        reference=run_eager,
+        target=run_kernel,
         sample=sample,
         inputs=names,
         outputs=outputs,

@@ -1,0 +1,140 @@
+"""torchtitan overrides judged without a spec, on calls of the stock module and of the replacement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bridge.capture import Tracer, load_capture
+from bridge.capture.select import Selection
+from bridge.errors import UsageError
+from bridge.verify.request import Request
+from bridge.verify.session import execute
+
+pytest.importorskip("torchtitan.config.override", reason="overrides came with torchtitan 0.3")
+
+FUSED = "torchtitan.overrides.fused_swiglu.fused_swiglu"
+
+
+def feed_forward_config() -> Any:
+    from torchtitan.models.common import Linear
+    from torchtitan.models.common.feed_forward import FeedForward
+
+    return FeedForward.Config(
+        w1=Linear.Config(in_features=16, out_features=24),
+        w2=Linear.Config(in_features=24, out_features=16),
+        w3=Linear.Config(in_features=16, out_features=24),
+    )
+
+
+def capture(out: Path, *, fused: bool, imports: list[str]) -> Path:
+    """A captured step of one feed-forward, stock or replaced."""
+    import importlib
+
+    from bridge.verify import auto
+
+    config = feed_forward_config()
+    made = (
+        importlib.import_module("torchtitan.overrides.fused_swiglu").fused_swiglu(config) if fused else config
+    )
+    auto.lend_to_cpu()
+    torch.manual_seed(0)
+    layer = torch.nn.Module()
+    layer.feed_forward = made.build()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList([layer])
+    manifest = {
+        "model_spec": {"model": {"layers": [{"feed_forward": config.to_dict()}]}},
+        "override": {"imports": imports},
+    }
+    name = type(layer.feed_forward).__name__
+    tracer = Tracer(model, out=out, step=5, selection=Selection(patterns=(name,)), config=manifest)
+    with tracer:
+        layer.feed_forward(torch.randn(2, 5, 16)).square().sum().backward()
+    tracer.finish()
+    return out
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreter() -> None:
+    """The override's module imports triton."""
+    from bridge.verify.registry import prepare_triton
+
+    prepare_triton()
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return capture(tmp_path_factory.mktemp("stock") / "capture", fused=False, imports=[])
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if torch.cuda.is_available():
+        pytest.skip("captured on the CPU; tests marked gpu run torchtitan itself")
+    return capture(tmp_path_factory.mktemp("fused") / "capture", fused=True, imports=[FUSED])
+
+
+def test_the_baseline_run_judges_the_kernel(stock: Path) -> None:
+    verdict = execute(Request(op=FUSED, capture=str(stock)))
+    assert verdict.verdict == "PASS"
+    assert {entry.tensor for entry in verdict.tensors} == {
+        "y", "grad_x", "grad_w1.weight", "grad_w2.weight", "grad_w3.weight",
+    }  # fmt: skip
+    assert "torchtitan::silu_and_mul" in verdict.fidelity.kernels
+    assert verdict.provenance.kernel_file is not None and verdict.provenance.kernel_file.endswith(
+        "fused_swiglu.py"
+    )
+    assert any("an override has no spec" in text for text in verdict.coverage.not_covered)
+
+
+def test_the_run_with_the_kernel_is_replayed_bit_for_bit(fused: Path) -> None:
+    # A captured module site names the override by itself.
+    verdict = execute(Request(op="FusedSwiGLU", capture=str(fused)))
+    assert (verdict.verdict, verdict.op) == ("PASS", FUSED)
+    assert verdict.fidelity.status == "bit-equal"
+
+
+def test_a_wrong_override_fails(stock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    module = importlib.import_module("torchtitan.overrides.fused_swiglu")
+    right = module.FusedSwiGLU.forward
+    monkeypatch.setattr(module.FusedSwiGLU, "forward", lambda self, x: right(self, x) * 1.001)
+    verdict = execute(Request(op=FUSED, capture=str(stock)))
+    assert verdict.verdict == "FAIL" and "y" in {e.tensor for e in verdict.tensors if e.verdict == "FAIL"}
+
+
+def test_what_cannot_be_found_is_named(stock: Path, tmp_path: Path) -> None:
+    def refused(op: str, folder: Path = stock) -> str:
+        with pytest.raises(UsageError) as caught:
+            execute(Request(op=op, capture=str(folder)))
+        return str(caught.value)
+
+    assert "did you mean torchtitan.overrides.fused_swiglu.fused_swiglu" in refused(FUSED + "s")
+    assert "unknown op 'no.such.override'" in refused("no.such.override")
+    assert "unknown op 'NoSuchModule'" in refused("NoSuchModule")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    tracer = Tracer(model, out=tmp_path / "other", step=1, selection=Selection(patterns=("Linear",)))
+    with tracer:
+        model(torch.randn(2, 3))
+    tracer.finish()
+    assert "no call of FeedForward" in refused(FUSED, tmp_path / "other")
+
+
+def test_a_capture_without_the_config_says_how_to_get_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Module()
+    model.feed_forward = feed_forward_config().build()
+    tracer = Tracer(model, out=tmp_path / "bare", step=1, selection=Selection(patterns=("FeedForward",)))
+    with tracer:
+        model.feed_forward(torch.randn(2, 16))
+    tracer.finish()
+    assert load_capture(tmp_path / "bare").calls
+    with pytest.raises(UsageError, match="does not hold the torchtitan config of module 'feed_forward'"):
+        execute(Request(op=FUSED, capture=str(tmp_path / "bare")))
