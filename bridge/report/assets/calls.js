@@ -68,8 +68,10 @@ bridge.calls = () => {
       lower.forEach((entry, number) => { if (entry.includes(word)) hits[number] = 1; });
       const enums = columns.filter((item) => item.kind === "enum" && item.width);
       const words = enums.map((item) => item.words.map((name) => name.toLowerCase() === word));
-      const found = (row) => search.some((item) => item.data[row] >= 0 && hits[item.data[row]])
-        || enums.some((item, i) => words[i][item.data[row]]);
+      // A word of a column of words ("forward", "born") means that column, not every source line with it.
+      const found = words.some((list) => list.includes(true))
+        ? (row) => enums.some((item, i) => words[i][item.data[row]])
+        : (row) => search.some((item) => item.data[row] >= 0 && hits[item.data[row]]);
       tests.push(negated ? (row) => !found(row) : found);
     }
     return tests;
