@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._debug_mode import DebugMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from bridge.capture.launches import InductorLaunch
 from bridge.capture.recorder import Recorder
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -104,4 +105,4 @@ class StepMode(DebugMode):  # type: ignore[no-untyped-call]
 
     def record_triton_kernel(self, kernel_name: str, kwargs: dict[str, Any]) -> Any:
         """A kernel that Inductor launches inside a compiled region."""
-        return super().record_triton_kernel(kernel_name, kwargs)
+        return InductorLaunch(self._recorder, kernel_name, kwargs)

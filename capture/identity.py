@@ -35,7 +35,18 @@ class Content:
 class StorageEntry:
     """One storage of the step, alive or freed."""
 
-    __slots__ = ("address", "contents", "epoch", "garbage", "nbytes", "number", "pending", "ref", "writer")
+    __slots__ = (
+        "address",
+        "contents",
+        "epoch",
+        "garbage",
+        "nbytes",
+        "number",
+        "pending",
+        "ref",
+        "unseen",
+        "writer",
+    )
 
     def __init__(self, number: int, storage: torch.UntypedStorage) -> None:
         self.number = number
@@ -46,6 +57,7 @@ class StorageEntry:
         self.writer: int | None = None  #: index of the call that made this epoch's contents
         self.contents: dict[Place, Content] = {}
         self.garbage = False  #: allocated in this step and not written yet: the bytes mean nothing
+        self.unseen = False  #: compiled code had it, and may have written it without our notice
         self.pending = False  #: a digest or copy of it is still to be launched (CUDA)
 
 
@@ -55,6 +67,7 @@ class Storages:
     def __init__(self) -> None:
         self._entries: dict[int, StorageEntry] = {}
         self._contents = 0
+        self.compiled = False  #: compiled code is running: between its operators it writes what it likes
 
     def entry(self, tensor: torch.Tensor) -> StorageEntry:
         """The entry of a plain strided tensor's storage; new storages start at epoch 0."""
@@ -62,11 +75,15 @@ class Storages:
         found = self._entries.get(storage._cdata)
         if found is None:
             found = self._entries[storage._cdata] = StorageEntry(len(self._entries), storage)
+            found.unseen = self.compiled
             return found
         if storage.data_ptr() != found.address or storage.nbytes() != found.nbytes:
             # resize_() and FSDP's freeing and refilling of unsharded parameters give a storage new memory.
             found.address, found.nbytes = storage.data_ptr(), storage.nbytes()
             self.written(found, None)
+        if found.unseen:
+            self.written(found, None)
+        found.unseen = self.compiled
         return found
 
     def knows(self, tensor: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from bridge.capture.encode import plain
 from bridge.capture.record import Call, TensorRecord
@@ -77,13 +78,16 @@ class _Launch:
         self._call: Call | None = None
 
     def begin(self, launcher: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        recorder, observer = self._recorder, self._recorder.observer
         kernel = innermost(launcher)
         name = str(getattr(kernel, "__name__", None) or getattr(kernel.fn, "__name__", "kernel"))
-        names = list(kernel.arg_names)
-        self._values = {**dict(zip(names, args, strict=False)), **kwargs}
+        self.begin_named(name, {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs})
+
+    def begin_named(self, name: str, values: dict[str, Any]) -> None:
+        """A kernel begins, its arguments by name."""
+        recorder, observer = self._recorder, self._recorder.observer
+        self._values = values
         phase, node = recorder.stage.now()
-        module, module_class, forward, source = recorder.place(phase, node)
+        module, module_class, forward, source, _ = recorder.place(phase, node)
         index = recorder.next_index()
         if node is None:
             recorder.stage.note_origin(index, source)
@@ -119,25 +123,49 @@ class _Launch:
         )
 
     def end(self, launcher: Any, grid: Any) -> None:
-        from msgspec.structs import replace
+        flags: dict[str, Any] = {"grid": _grid(grid, {**self._values})}
+        config = getattr(launcher, "best_config", None)
+        if config is not None:
+            flags["config"] = str(config)
+        self.end_named(flags)
 
+    def end_named(self, flags: dict[str, Any]) -> None:
+        """A kernel has been launched."""
         if self._call is None:
             return
         recorder, observer = self._recorder, self._recorder.observer
         call = self._call
         outputs, mutated = [], []
         for name, tensor in self._given:
-            # Nothing says which arguments a kernel writes: where bytes are at hand they are compared.
+            # Nothing says which arguments a kernel writes: where bytes are at hand they are compared, and
+            # elsewhere the reader compares the digests. Inductor names what it only reads.
+            if name.startswith("in_ptr"):
+                continue
             if observer.unchanged(tensor):
                 continue
             observer.written(tensor, call.index)
             outputs.append(observer.record(tensor, name, call.key, self._store))
             mutated.append(name)
-        flags = {"grid": _grid(grid, {**self._values})}
-        config = getattr(launcher, "best_config", None)
-        if config is not None:
-            flags["config"] = str(config)
         recorder.emit(replace(call, outputs=tuple(outputs), mutated=tuple(mutated), flags=flags))
+
+
+class InductorLaunch:
+    """What torch's compiled code gets for a kernel it is about to launch; it calls `finalize` afterwards."""
+
+    def __init__(self, recorder: Recorder, name: str, values: dict[str, Any]) -> None:
+        self._recorder = recorder
+        self._launch = _Launch(recorder)
+        try:
+            self._launch.begin_named(name, values)
+        except Exception as error:
+            recorder.problem(f"recording the launch of {name}", error)
+
+    def finalize(self, _: Any) -> None:
+        """The kernel has been launched."""
+        try:
+            self._launch.end_named({"compiled": True})
+        except Exception as error:
+            self._recorder.problem("recording a launch", error)
 
 
 def _is_ours(launcher: Any) -> bool:

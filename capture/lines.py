@@ -124,12 +124,15 @@ def _in_order(calls: list[Call], path: Path, rank: int) -> list[Call]:
 def _join(calls: list[Call], contents: list[ContentLine], folder: Path) -> None:
     digest_of: dict[int, Digest] = {}
     blob_of: dict[int, str] = {}
+    launches: list[Call] = []
     for line in contents:
         if line.digest is not None:
             digest_of[line.content] = line.digest
         if line.blob is not None:
             blob_of[line.content] = line.blob
     for call in calls:
+        if call.kind == "launch" and call.mutated:
+            launches.append(call)
         for part in _PARTS:
             for record in getattr(call, part):
                 number = record.content
@@ -143,6 +146,17 @@ def _join(calls: list[Call], contents: list[ContentLine], folder: Path) -> None:
                         f"{folder / 'calls.jsonl'}: call {call.key[:80]!r} has a tensor {record.name[:40]!r} "
                         "with an impossible shape or stride; capture again"
                     )
+    for call in launches:
+        _keep_what_changed(call)
+
+
+def _keep_what_changed(call: Call) -> None:
+    # On a GPU every argument of a launch counts as written until the digests are here to say otherwise.
+    before = {record.name: record.digest for record in call.inputs}
+    changed = [r for r in call.outputs if r.digest is None or before.get(r.name) != r.digest]
+    if len(changed) < len(call.outputs):
+        force_setattr(call, "outputs", tuple(changed))
+        force_setattr(call, "mutated", tuple(record.name for record in changed))
 
 
 def _sane(record: TensorRecord) -> bool:

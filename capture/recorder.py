@@ -16,7 +16,7 @@ from bridge.capture.randomness import random_flags
 from bridge.capture.record import Call, Phase, TensorRecord
 from bridge.capture.schema import OpInfo, op_info
 from bridge.capture.select import Matcher
-from bridge.capture.source import source_line
+from bridge.capture.source import call_site, source_line
 from bridge.capture.writer import RankWriter
 
 log = logging.getLogger("bridge.capture")
@@ -85,7 +85,8 @@ class Recorder:
 
     def _begin(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
         phase, node = self.stage.now()
-        module, module_class, forward, source = self.place(phase, node)
+        module, module_class, forward, source, compiled = self.place(phase, node)
+        self.observer.storages.compiled = compiled
         index = self.next_index()
         if node is None:
             self.stage.note_origin(index, source)
@@ -124,7 +125,10 @@ class Recorder:
             inputs=inputs,
             written=written,
             attrs=attrs,
-            flags=random_flags(args, kwargs, keep=store) if info.random else {},
+            flags={
+                **(random_flags(args, kwargs, keep=store) if info.random else {}),
+                **({"compiled": True} if compiled else {}),
+            },
         )
 
     def end(self, pending: Pending, result: Any) -> None:
@@ -255,14 +259,15 @@ class Recorder:
         """How many calls have begun."""
         return self._next
 
-    def place(self, phase: Phase, node: Any) -> tuple[str, str, int | None, str | None]:
-        """Module, its class, forward call and source line of what is dispatched now."""
+    def place(self, phase: Phase, node: Any) -> tuple[str, str, int | None, str | None, bool]:
+        """Module, its class, forward call and source line of what is dispatched now, and if compiled."""
         if node is not None and phase == "backward":
-            return self._backward_place(node)
+            return *self._backward_place(node), type(node).__name__ == "CompiledFunctionBackward"
+        source, compiled = call_site()
         if self.stage.frames:
             top = self.stage.frames[-1]
-            return top.fqn, top.module_class, None, source_line()
-        return "", "", None, source_line()
+            return top.fqn, top.module_class, None, source, compiled
+        return "", "", None, source, compiled
 
     def _backward_place(self, node: Any) -> tuple[str, str, int | None, str | None]:
         origin = self.stage.origin(node)

@@ -27,26 +27,41 @@ _INSTALLED = os.sep + "site-packages" + os.sep
 _INSIDE = _folders()
 _STDLIB = str(Path(contextlib.__file__).parent) + os.sep
 _OUTSIDE: dict[CodeType, bool] = {}
+_GENERATED: set[CodeType] = set()
 _LINES: dict[tuple[CodeType, int], str] = {}
 
 
 def source_line() -> str | None:
     """ "model.py:123 in forward", with one folder of the path before it."""
+    return call_site()[0]
+
+
+def call_site() -> tuple[str | None, bool]:
+    """The user's line that led here, and whether code that Inductor generated lies between."""
+    generated = False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         outside = _OUTSIDE.get(code)
         if outside is None:
             outside = _OUTSIDE[code] = _is_outside(code.co_filename)
+            if _is_generated(code.co_filename):
+                _GENERATED.add(code)
         if outside:
             place = (code, frame.f_lineno)
-            return _LINES.get(place) or _line(place)
+            return _LINES.get(place) or _line(place), generated
+        generated = generated or code in _GENERATED
         frame = frame.f_back
-    return None
+    return None, generated
+
+
+def _is_generated(name: str) -> bool:
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return "torchinductor" in name or bool(cache and name.startswith(cache))
 
 
 def _is_outside(name: str) -> bool:
-    if name.startswith("<"):
+    if name.startswith("<") or _is_generated(name):
         return False
     inside = [folder for folder in _INSIDE if name.startswith(folder)]
     # The longest folder decides: site-packages lies inside the standard library's folder.

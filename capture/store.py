@@ -126,16 +126,14 @@ class Capture:
         Raises:
             CaptureError, CorruptCaptureError: as `tensor`.
         """
+        what = f"{self.path}: tensor {record.name!r} ({record.dtype}{list(record.shape)})"
         if record.blob is None and record.content < 0 and record.digest is None:
             raise CaptureError(
-                f"{self.path}: tensor {record.name!r} ({record.dtype}{list(record.shape)}) had no values of its "
-                "own when the call saw it (memory not written yet, or a type without bytes); nothing can be read"
+                f"{what} had no values of its own when the call saw it (memory not written yet, or a type "
+                "without bytes); nothing can be read"
             )
         if record.blob is None:
-            raise CaptureError(
-                f"{self.path}: of tensor {record.name!r} ({record.dtype}{list(record.shape)}) only a digest "
-                "was kept; capture again with --ops naming the call"
-            )
+            raise CaptureError(f"{what}: only a digest was kept; capture again with --ops naming the call")
         line, data = self._blobs.read(record.blob)
         _check_fits(record, line, self.path)
         return data
