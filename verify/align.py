@@ -168,11 +168,32 @@ def _slices(group: Ints, free: Bools) -> dict[int, Ints]:
 
 
 def _by_place(pairing: _Pairing, group_a: Ints, group_b: Ints) -> None:
+    _same_places(pairing, group_a, group_b)
     slices_b = _slices(group_b, pairing.partner_b < 0)
     for group, at_a in _slices(group_a, pairing.partner_a < 0).items():
         at_b = slices_b.get(group)
         if at_b is not None:
             _align_group(pairing, at_a, at_b)
+
+
+def _same_places(pairing: _Pairing, group_a: Ints, group_b: Ints) -> None:
+    """Pair, all at once, the groups whose ops and outputs are the same in both runs, in order."""
+    a, b = pairing.a, pairing.b
+    size = int(max(group_a.max(initial=-1), group_b.max(initial=-1))) + 1
+    alike = np.bincount(group_a, minlength=size) == np.bincount(group_b, minlength=size)
+    # Overrides have taken calls out of their groups: those go the long way.
+    alike[group_a[pairing.partner_a >= 0]] = False
+    alike[group_b[pairing.partner_b >= 0]] = False
+    order_a, order_b = np.argsort(group_a, kind="stable"), np.argsort(group_b, kind="stable")
+    at_a, at_b = order_a[alike[group_a[order_a]]], order_b[alike[group_b[order_b]]]
+    group = group_a[at_a]
+    same = (a.op[at_a] == b.op[at_b]) & (a.signature[at_a] == b.signature[at_b])
+    alike[group[~same]] = False
+    left, right = pairing.in_a[at_a], pairing.in_b[at_b]
+    reordered = np.bincount(group[(left != right) & (left != 0) & (right != 0)], minlength=size) >= 2
+    keep = alike[group] & ~reordered[group]
+    at_a, at_b = at_a[keep], at_b[keep]
+    pairing.pair(at_a, at_b, pairing.keyed(at_a, at_b))
 
 
 def _align_group(pairing: _Pairing, at_a: Ints, at_b: Ints) -> None:

@@ -409,7 +409,9 @@ def _entered(
     reads, alignment = divergence.reads, divergence.alignment
     outside = (a.reads.producer[reads.a] < 0) & (b.reads.producer[reads.b] < 0) & reads.comparable
     outside &= reads.role != GRAD_OUTPUT
-    made = set(b.writes.hash.tolist()) - {0}
+    made: dict[int, float] = {}
+    for content, maker in zip(b.writes.hash.tolist(), place_b[b.writes.call].tolist(), strict=True):
+        made[content] = min(maker, made.get(content, maker))
     pool = a.pool.items()
     floating = {number for number in np.unique(b.reads.dtype).tolist() if str(pool[number]) in EPS}
     seen: dict[int, tuple[float, int]] = {}
@@ -417,8 +419,9 @@ def _entered(
     batch = False
     for row in np.flatnonzero(outside).tolist():
         content = int(b.reads.hash[reads.b[row]])
-        if content in made:
-            continue
+        reader = place_b[int(alignment.b[reads.pair[row]])]
+        if content and made.get(content, reader) < reader:
+            continue  # made earlier in the step by a call that hands it on unseen
         if int(b.reads.dtype[reads.b[row]]) not in floating:
             batch |= not bool(reads.equal[row]) and float(b.reads.numel[reads.b[row]]) > 1
             continue

@@ -184,6 +184,9 @@ def _columns(calls: Sequence[Call], pool: Pool) -> Columns:
         if call.kind == "module"
     ]
     kind = np.array([kind_number[call.kind] for call in calls], np.int64)
+    ops = dict.fromkeys(call.op for call in calls)
+    overwrites = {op: _OVERWRITES.get(short_op(op), -1) for op in ops}
+    unwritten = {op: 0 if _is_empty(op) else -1 for op in ops}
     shapes = [tuple([record.shape for record in call.outputs]) for call in calls]
     dtypes = [tuple([record.dtype for record in call.outputs]) for call in calls]
     return Columns(
@@ -206,7 +209,7 @@ def _columns(calls: Sequence[Call], pool: Pool) -> Columns:
         reads=_tensors(
             calls,
             reads,
-            [_OVERWRITES.get(short_op(call.op), -1) for call in calls],
+            [overwrites[call.op] for call in calls],
             read_roles,
             kind,
             INPUT,
@@ -218,7 +221,7 @@ def _columns(calls: Sequence[Call], pool: Pool) -> Columns:
         writes=_tensors(
             calls,
             writes,
-            [0 if _is_empty(call.op) else -1 for call in calls],
+            [unwritten[call.op] for call in calls],
             write_roles,
             kind,
             OUTPUT,
@@ -248,28 +251,42 @@ def _tensors(
     flat = [record for records in lists for record in records]
     role = np.full(len(flat), default_role, np.int64)
     role[(kind == KINDS.index("module"))[call]] = [number for roles in module_roles for number in roles]
-    digests = [record.digest or _EMPTY for record in flat]
-    shape = pool.numbers([record.shape for record in flat])
-    known = np.array([record.digest is not None for record in flat], bool)
+    # Distinct contents and layouts are far fewer than uses: look at each once.
+    digest_of = {id(record.digest): record.digest for record in flat}
+    numbers = {key: number for number, key in enumerate(digest_of)}
+    content = np.fromiter((numbers[id(record.digest)] for record in flat), np.int64, len(flat))
+    digests = [digest or _EMPTY for digest in digest_of.values()]
     nan = np.nan
+
+    def figures(values: list[Any], kind: Any = np.float64) -> Any:
+        return np.array(values, kind)[content] if len(flat) else np.zeros(0, kind)
+
+    layouts = [(record.dtype, record.shape, record.stride) for record in flat]
+    known_layouts = dict.fromkeys(layouts)
+    place = {layout: number for number, layout in enumerate(known_layouts)}
+    layout = np.fromiter(map(place.__getitem__, layouts), np.int64, len(flat))
+
+    def facts(values: list[Any], kind: Any = np.int64) -> Any:
+        return np.array(values, kind)[layout] if len(flat) else np.zeros(0, kind)
+
     producers = np.array([-1 if record.producer is None else record.producer for record in flat], np.int64)
     return Tensors(
         start=start,
         call=call,
         role=role,
-        dtype=pool.numbers([record.dtype for record in flat]),
-        shape=shape,
-        numel=_numels(shape, pool),
-        count=np.array([digest.count for digest in digests], np.float64),
-        sum=np.array([digest.sum for digest in digests], np.float64),
-        abs_sum=np.array([digest.abs_sum for digest in digests], np.float64),
-        sq_sum=np.array([digest.sq_sum for digest in digests], np.float64),
-        min=np.array([nan if digest.min is None else digest.min for digest in digests], np.float64),
-        max=np.array([nan if digest.max is None else digest.max for digest in digests], np.float64),
-        nonfinite=np.array([digest.nan + digest.pos_inf + digest.neg_inf for digest in digests], np.int64),
-        hash=np.array([int(digest.hash, 16) or 1 if digest.hash else 0 for digest in digests], np.uint64),
-        order=_orders([(record.shape, record.stride) for record in flat], pool),
-        known=known,
+        dtype=facts([pool.number(dtype) for dtype, _, _ in known_layouts]),
+        shape=facts([pool.number(shape) for _, shape, _ in known_layouts]),
+        numel=facts([math.prod(shape) for _, shape, _ in known_layouts], np.float64),
+        count=figures([digest.count for digest in digests]),
+        sum=figures([digest.sum for digest in digests]),
+        abs_sum=figures([digest.abs_sum for digest in digests]),
+        sq_sum=figures([digest.sq_sum for digest in digests]),
+        min=figures([nan if digest.min is None else digest.min for digest in digests]),
+        max=figures([nan if digest.max is None else digest.max for digest in digests]),
+        nonfinite=figures([digest.nan + digest.pos_inf + digest.neg_inf for digest in digests], np.int64),
+        hash=figures([int(digest.hash, 16) or 1 if digest.hash else 0 for digest in digests], np.uint64),
+        order=facts([_order(shape, stride, pool) for _, shape, stride in known_layouts]),
+        known=figures([digest is not _EMPTY for digest in digests], bool),
         producer=_positions(producers, call, rank, step, index),
         stored=np.array([record.blob is not None for record in flat], bool),
         void=(np.arange(len(flat)) - start[call] == np.array(voids, np.int64)[call])
@@ -288,12 +305,8 @@ def _fresh(calls: Sequence[Call], lists: list[tuple[TensorRecord, ...]], start: 
     return fresh
 
 
-def _orders(layouts: list[tuple[tuple[int, ...], tuple[int, ...]]], pool: Pool) -> Ints:
-    order_of = {
-        layout: pool.number(("order", memory_order(*layout) if len(layout[0]) == len(layout[1]) else ()))
-        for layout in dict.fromkeys(layouts)
-    }
-    return np.fromiter(map(order_of.__getitem__, layouts), np.int64, len(layouts))
+def _order(shape: tuple[int, ...], stride: tuple[int, ...], pool: Pool) -> int:
+    return pool.number(("order", memory_order(shape, stride) if len(shape) == len(stride) else ()))
 
 
 def _positions(producers: Ints, call: Ints, rank: Ints, step: Ints, index: Ints) -> Ints:
@@ -307,12 +320,6 @@ def _positions(producers: Ints, call: Ints, rank: Ints, step: Ints, index: Ints)
     found = np.minimum(np.searchsorted((place + index)[order], sought), len(order) - 1)
     position = order[found]
     return np.where((producers >= 0) & ((place + index)[position] == sought), position, -1)
-
-
-def _numels(shape: Ints, pool: Pool) -> Floats:
-    numbers, place = np.unique(shape, return_inverse=True)
-    shapes = pool.items()
-    return np.array([float(math.prod(shapes[number])) for number in numbers.tolist()])[place.reshape(-1)]
 
 
 def take(tensors: Tensors, call: int) -> range:

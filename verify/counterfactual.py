@@ -20,7 +20,7 @@ from bridge.capture.store import Capture
 from bridge.errors import CaptureError, KernelError
 from bridge.verify.attribution import SURE, Attributions, Finding
 from bridge.verify.chain import run_chain
-from bridge.verify.columns import Columns, reads_of, take
+from bridge.verify.columns import KINDS, Columns, reads_of, take
 from bridge.verify.diff_document import ORIGINS, Attribution, Origin
 from bridge.verify.divergence import Divergence
 from bridge.verify.opjudge import OpGate, judge_output
@@ -79,6 +79,7 @@ def replay_pairs(
                 reason = type(error).__name__ + ": " + str(error).split(": ", 1)[-1][:80]
         if reason is not None and call_b.kind == "op":
             skipped[reason] = skipped.get(reason, 0) + 1
+    by_pair.update(_modules(capture_a, capture_b, a, b, divergence))
     return Replays(
         attributions=_corrected(a, b, divergence, found, by_pair),
         by_pair=by_pair,
@@ -86,6 +87,30 @@ def replay_pairs(
             f"{count} differing calls not replayed: {reason}" for reason, count in skipped.items()
         ),
     )
+
+
+def _modules(
+    capture_a: Capture, capture_b: Capture, a: Columns, b: Columns, divergence: Divergence
+) -> dict[int, Attribution]:
+    """Module calls that make, of bit-equal inputs, outputs further apart than rounding: every element is looked at."""
+    alignment = divergence.alignment
+    modules = a.kind[alignment.a] == KINDS.index("module")
+    found = {}
+    for pair in np.flatnonzero(modules & divergence.in_equal & ~divergence.out_equal).tolist():
+        call_a, call_b = a.calls[int(alignment.a[pair])], b.calls[int(alignment.b[pair])]
+        records = list(zip(call_a.outputs, call_b.outputs, strict=False))
+        if any(left.blob is None or right.blob is None for left, right in records):
+            continue
+        born = max((_distance(capture_a.tensor(x), capture_b.tensor(y)) for x, y in records), default=0.0)
+        floor = float(divergence.noise[pair])
+        if born > floor:
+            found[pair] = Attribution(
+                origin="born",
+                basis="replay",
+                born=_finite(born),
+                detail=f"inputs are bit-equal; outputs differ by {born:.2g}, rounding explains {floor:.2g}",
+            )
+    return found
 
 
 def _bytes(shape: tuple[int, ...]) -> int:

@@ -31,7 +31,7 @@ from bridge.verify.diff_document import MATCH_KINDS
 from bridge.verify.floors import EPS, noise_floors
 
 #: Relative difference of FP64 sums that another order of summation makes, generously.
-SAME_SUM = 1e-15
+SAME_SUM = 4e-15
 #: Standard errors by which a mean must be shifted to count as biased.
 STANDARD_ERRORS = 8.0
 
