@@ -58,6 +58,8 @@ def assemble(
         coverage, power = found.coverage, found.power
         if not lost:
             outcome, summary = found.outcome, found.summary
+    if drawn:
+        summary += f"; drawn inputs pass, and lack this: {drawn[0]}"
     if fallback is not None and outcome != "FAIL":
         outcome, summary = "INCONCLUSIVE", fallback
     coverage = msgspec.structs.replace(coverage, not_covered=(*left_out, *coverage.not_covered))

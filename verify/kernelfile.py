@@ -51,7 +51,9 @@ def load_file(source: str, *, name: str | None = None) -> tuple[KernelSpec, Path
     found = {key: value for key, value in vars(module).items() if isinstance(value, KernelSpec)}
     if attribute is not None:
         return _named(module, attribute, path, found), path
-    if name is not None:
+    default = found.get("SPEC")
+    # SPEC comes first: a file may import another spec of the same name to build its own from.
+    if name is not None and (default is None or default.name != name):
         for spec in found.values():
             if spec.name == name:
                 return spec, path

@@ -23,7 +23,7 @@ from bridge.verify import provenance, recheck, session
 from bridge.verify.case import Case
 from bridge.verify.execute import run, run_target
 from bridge.verify.golden import run_golden
-from bridge.verify.judge import judge
+from bridge.verify.judge import judge_case
 from bridge.verify.options import Options
 from bridge.verify.plan import OWN_FAMILIES
 from bridge.verify.registry import LoadedSpec
@@ -177,8 +177,10 @@ def _judged(spec: KernelSpec, case: Case, constants: Constants, tensor: str) -> 
     """The verdict on one tensor of one case; None where golden, reference or target refuse the inputs."""
     options = Options(repeats=1, sweeps=False, power=False)
     try:
-        found = judge(spec, [case], constants=constants, options=options)
+        found = judge_case(spec, case, constants=constants, options=options)
     except (BridgeError, RuntimeError, ValueError, IndexError, AssertionError, TypeError):
+        return None
+    if found is None:
         return None
     return next((entry for entry in found.tensors if entry.tensor == tensor), None)
 

@@ -63,6 +63,15 @@ def test_an_attribute_picks_one_of_several(tmp_path: Path) -> None:
     assert registry.load_spec(str(path), op="two").spec.name == "two"
 
 
+def test_spec_wins_over_another_of_the_same_name(tmp_path: Path) -> None:
+    text = GOOD.format(name="one").replace("SPEC =", "IMPORTED =") + "SPEC = KernelSpec(**vars(IMPORTED))\n"
+    path = write(tmp_path, text + "LAST = SPEC\n")
+    module = kernelfile.run_file(path)
+    loaded, _ = kernelfile.load_file(str(path), name="one")
+    assert module.IMPORTED is not module.SPEC
+    assert loaded.name == "one" and loaded is sys.modules[loaded.target.__module__].SPEC  # type: ignore[attr-defined]
+
+
 def test_a_neighbour_can_be_imported(tmp_path: Path) -> None:
     write(tmp_path, "NAME = 'from a neighbour'\n", "neighbour_of_kernel.py")
     path = write(
