@@ -1,0 +1,122 @@
+"""The parts of `bridge ab` that need no training run."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import Options, decoder
+
+from bridge.config import BridgeConfig, CaptureConfig, TrainConfig
+from bridge.errors import RunError, UsageError
+from bridge.verify import ab
+from bridge.verify.diff import diff_captures
+from bridge.verify.verdict import Verdict
+
+KERNEL = "bridge.kernels.offset_rmsnorm.override.offset_rmsnorm"
+
+
+def config(**settings: Any) -> BridgeConfig:
+    return BridgeConfig(train=TrainConfig(module="bridge.demo", config="offset_decoder", set=settings))
+
+
+def test_an_override_that_the_config_has_is_taken_from_the_baseline() -> None:
+    sides = ab.split_sides(config(**{"override.imports": ["a.b", KERNEL]}), [KERNEL])
+    assert sides.baseline == {"override.imports": ["a.b"]}
+    assert sides.candidate == {"override.imports": ["a.b", KERNEL]}
+
+
+def test_settings_go_to_the_candidate_alone_and_keep_their_types() -> None:
+    sides = ab.split_sides(config(), ["optimizer.lr=1e-3", "training.dtype=bfloat16", "compile.enable=true"])
+    assert sides.baseline == {}
+    assert sides.candidate == {"optimizer.lr": 1e-3, "training.dtype": "bfloat16", "compile.enable": True}
+
+
+@pytest.mark.parametrize("overrides", [[], ["nonsense"], ["no spaces.here please"]])
+def test_overrides_that_say_nothing_are_refused(overrides: list[str]) -> None:
+    with pytest.raises(UsageError, match="--override"):
+        ab.split_sides(config(), overrides)
+
+
+def figures(*values: float | None) -> dict[str, Any]:
+    return {"steps": list(range(1, len(values) + 1)), "loss": list(values)}
+
+
+def test_the_first_step_beyond_noise_is_found() -> None:
+    base = figures(5.0, 4.9, 4.8, 4.7)
+    trace = ab.trace_of("loss", base, figures(5.0, 4.9001, 4.8, 4.7), figures(5.0, 4.9002, 4.85, 4.6))
+    assert trace.first_step == 3
+    assert trace.noise == pytest.approx(0.0001 / 4.9001)
+
+
+def test_a_deterministic_run_that_differs_by_rounding_alone_does_not_part() -> None:
+    base = figures(5.0, 4.9)
+    assert ab.trace_of("loss", base, base, figures(5.0, 4.9 * (1 + 1e-7))).first_step is None
+
+
+def test_a_figure_that_becomes_nan_parts_there() -> None:
+    base = figures(5.0, 4.9)
+    assert ab.trace_of("loss", base, base, figures(5.0, None)).first_step == 2
+
+
+def test_a_failing_run_is_named_with_its_last_line() -> None:
+    with pytest.raises(RunError, match=r"the candidate run failed \(exit 2\): there is no config"):
+        ab._child(["sh", "-c", "echo 'bridge: error: there is no config' >&2; exit 2"], "candidate")
+
+
+def verdict(outcome: Any) -> Verdict:
+    return Verdict(verdict=outcome, op="fused_norm", summary="grad_weight is 12 % off")
+
+
+def test_a_failed_kernel_is_the_answer_even_when_the_runs_agree() -> None:
+    document = diff_captures(decoder(Options()).run("A"), decoder(Options(norm="fused")).run("B"))
+    assert document
+    whole = ab.combine(document, (verdict("FAIL"),), ())
+    assert whole.kind == "ab" and whole.outcome == "DIVERGED" and not whole
+    assert whole.suspects[0].key == "layers.1.norm/op_0_fused_norm" and whole.suspects[0].verdict == "FAIL"
+    assert "grad_weight is 12 % off" in whole.summary
+
+
+def test_a_passed_kernel_and_what_was_covered_are_said() -> None:
+    document = diff_captures(decoder(Options()).run("A"), decoder(Options(norm="fused")).run("B"))
+    whole = ab.combine(document, (verdict("PASS"),), ())
+    assert whole and "Verified: fused_norm PASS" in whole.summary
+    assert whole.coverage.pairs == document.coverage.pairs
+
+
+def test_tensors_are_wanted_of_suspects_and_of_what_was_fused(tmp_path: Path) -> None:
+    document = diff_captures(decoder(Options()).run("A"), decoder(Options(norm="fused wrong")).run("B"))
+    wanted = ab.tensors_wanted(document, tmp_path, ["offset_rmsnorm"])
+    assert "layers.1.norm/*" in wanted and "offset_rmsnorm" in wanted
+
+
+def test_the_runs_are_child_processes_that_differ_in_settings_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    file = tmp_path / "train.toml"
+    file.write_text('[train]\nmodule = "bridge.demo"\nconfig = "offset_decoder"\n')
+    monkeypatch.setattr(ab, "swapped_kernels", lambda *_: ())
+    sides = iter([decoder(Options()).run("A"), decoder(Options()).run("B")])
+    runs = {"baseline": next(sides), "candidate": next(sides)}
+    monkeypatch.setattr(ab, "diff_captures", lambda a, b, **_: diff_captures(runs[a.name], runs[b.name]))
+    document = ab.ab_run(file, overrides=["optimizer.lr=0.1"], out=tmp_path / "out")
+    assert document.outcome == "IDENTICAL" and document.kind == "ab"
+    assert len(commands) == 2, "nothing differs, so nothing is run again for tensors"
+    assert commands[0][-2:] == ["--tensors", "none"]
+    assert commands[1][-4:] == ["--tensors", "none", "--set", "optimizer.lr=0.1"]
+
+
+def test_a_window_in_the_config_needs_a_step() -> None:
+    windowed = BridgeConfig(capture=CaptureConfig(step="3:5"))
+    with pytest.raises(UsageError, match="--step N"):
+        ab._config_step(windowed)
+    assert ab._config_step(BridgeConfig()) == 1

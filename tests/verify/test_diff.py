@@ -1,0 +1,137 @@
+"""The document of a diff: mismatches, the table, drill-down, and what it does not claim."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from recorded import Options, decoder
+
+from bridge.errors import CaptureError, UsageError
+from bridge.verify.diff import diff_captures, write_diff
+from bridge.verify.diff_document import MATCH_KINDS, STATUSES, DiffDocument
+from bridge.verify.diff_table import short_numbers
+
+
+def diff(
+    a: Options,
+    b: Options,
+    left: dict[str, Any] | None = None,
+    right: dict[str, Any] | None = None,
+    **more: Any,
+):  # type: ignore[no-untyped-def]
+    return diff_captures(decoder(a).run("A", **(left or {})), decoder(b).run("B", **(right or {})), **more)
+
+
+def test_the_document_survives_json(tmp_path: Path) -> None:
+    document = diff(Options(), Options(eps=1e-2))
+    write_diff(document, tmp_path / "deep" / "diff.json")
+    data = (tmp_path / "deep" / "diff.json").read_bytes()
+    assert msgspec.json.decode(data, type=DiffDocument) == document
+    assert b"NaN" not in data and b"Infinity" not in data
+
+
+def test_an_unwritable_place_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CaptureError, match="choose another --report"):
+        write_diff(diff(Options(), Options()), tmp_path / "file" / "diff.json")
+
+
+def test_rows_are_in_execution_order_and_complete() -> None:
+    document = diff(Options(), Options(norm="fused"))
+    table = document.table
+    indices = [index for index in table.index_b if index >= 0]
+    assert indices == sorted(indices)
+    assert len(table) == document.coverage.pairs + document.coverage.only_a + document.coverage.only_b
+    columns = [getattr(table, name) for name in table.__struct_fields__ if name != "pool"]
+    assert {len(column) for column in columns} == {len(table)}
+    kinds = [MATCH_KINDS[number] for number in table.match]
+    assert kinds.count("module") == 1 and kinds.count("") == 7
+    statuses = [STATUSES[number] for number in table.status]
+    assert statuses.count("only a") == 7
+
+
+def test_the_first_differences_are_rows() -> None:
+    document = diff(Options(), Options(eps=1e-2))
+    row = document.first_divergence
+    assert row is not None and row == document.first_bit_difference
+    assert document.table.pool[document.table.key_b[row]] == "layers.1.norm/op_3_add"
+    detail = next(detail for detail in document.details if detail.row == row)
+    assert detail.arguments == {"other": ("1e-06", "0.01")}
+    assert detail.producers_b == ("layers.1.norm/op_2_mean",)
+    assert detail.how_matched == "same key"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "what"),
+    [({"step": 1, "steps": (1,)}, {"step": 2, "steps": (2,)}, "step"), ({"seed": 0}, {"seed": 1}, "seed")],
+)
+def test_runs_that_should_not_be_compared_are_refused(
+    left: dict[str, Any], right: dict[str, Any], what: str
+) -> None:
+    if what == "step":
+        later = decoder(Options())
+        later.calls[:] = [msgspec.structs.replace(call, step=2) for call in later.calls]
+        sides = decoder(Options()).run("A", **left), later.run("B", **right)
+    else:
+        sides = decoder(Options()).run("A", **left), decoder(Options()).run("B", **right)
+    with pytest.raises(UsageError, match=rf"{what}: .* in A, .* in B .*--allow-mismatch"):
+        diff_captures(*sides)
+    document = diff_captures(*sides, allow_mismatch=True)
+    assert [mismatch.what for mismatch in document.mismatches] == [what]
+    assert document.outcome == "IDENTICAL"
+
+
+def test_another_dtype_is_refused() -> None:
+    import torch
+
+    with pytest.raises(UsageError, match="dtype: float32 in A, bfloat16 in B"):
+        diff(Options(), Options(dtype=torch.bfloat16))
+
+
+def test_another_model_is_refused_and_then_nothing_matches() -> None:
+    other = decoder(Options())
+    other.calls[:] = [
+        msgspec.structs.replace(call, module=f"encoder.{call.module}", key=f"encoder.{call.key}", op="mylib::x.default",
+                                outputs=())
+        for call in other.calls
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="model"):
+        diff_captures(decoder(Options()).run("A"), other.run("B"))
+    document = diff_captures(decoder(Options()).run("A"), other.run("B"), allow_mismatch=True)
+    assert document.outcome == "NOTHING MATCHED"
+
+
+def test_versions_and_incompleteness_are_said_and_not_refused() -> None:
+    document = diff(
+        Options(),
+        Options(),
+        {"versions": {"torch": "2.11"}},
+        {"versions": {"torch": "2.13"}, "complete": False},
+    )
+    assert {mismatch.what for mismatch in document.mismatches} == {"version of torch", "completeness"}
+
+
+def test_a_missing_folder_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist; run A must be"):
+        diff_captures(tmp_path / "no", tmp_path / "no")
+
+
+def test_numbers_are_short_and_exact_enough() -> None:
+    import numpy as np
+
+    values = np.array([0.0, 1.23456789e-7, -98765.4321, np.nan, np.inf, 3e300, 1e-300, 2.0])
+    assert short_numbers(values) == [0.0, 1.235e-7, -98770.0, None, None, 3e300, 1e-300, 2.0]
+
+
+def test_digests_alone_need_no_torch() -> None:
+    import subprocess
+
+    code = (
+        "import sys; from bridge.verify.diff import diff_captures; from bridge.cli import diff, scan, ab; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
