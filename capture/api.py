@@ -28,6 +28,7 @@ def capture_run(
     budget_bytes: int | None = None,
     force: bool = False,
     on: str | None = None,
+    replace: Mapping[str, str] | None = None,
     settings: Mapping[str, Any] | None = None,
     stop: bool = True,
     verbose: bool = False,
@@ -50,6 +51,7 @@ def capture_run(
         budget_bytes: Hard cap of what one rank stores.
         force: Replace an older capture.
         on: "nonfinite" or "loss-jump": keep the first step of the window at which that happens.
+        replace: Module class -> kernel to run in its place, by name or as FILE[:SPEC].
         settings: More dotted settings for torchtitan's config, over [train.set].
         stop: End the run after the last wanted step; False trains on, checkpoints included.
         verbose: Show the run's own log.
@@ -69,7 +71,7 @@ def capture_run(
     say = say or (lambda text: None)
     request = _merge(
         whole, step=step, out=out, ops=(*ops, *modules), tensors=tensors, phases=phases, ranks=ranks,
-        budget_bytes=budget_bytes, force=force, on=on, stop=stop,
+        budget_bytes=budget_bytes, force=force, on=on, replace=replace, stop=stop,
     )  # fmt: skip
     from bridge.capture.job import Job
 
@@ -120,5 +122,6 @@ def _merge(config: BridgeConfig, **given: Any) -> Request:
         force=given["force"],
         budget_bytes=given["budget_bytes"] if given["budget_bytes"] is not None else section.budget_bytes,
         trigger=trigger,
+        replace={**section.replace, **(given["replace"] or {})},
         stop=given["stop"],
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from bridge.capture.folder import FolderClaim
 from bridge.capture.keepers import make_keeper
+from bridge.capture.replace import replaced
 from bridge.capture.request import CaptureResult, Progress, Request, Say
 from bridge.capture.sites import expand, known_sites, looks_unknown
 from bridge.capture.steps import RunFacts, StepRecorder
@@ -28,6 +30,7 @@ class Job:
         self._config = config
         self._say = say
         self._sites: dict[str, tuple[str, ...]] = {}
+        self._flags: dict[str, Any] = {}
         # Taken before anything runs, so that a folder that cannot be used costs nobody a training run.
         self._claim = FolderClaim(request.out, force=request.force, owner=_rank() == 0)
         self._keeper = make_keeper(request, self._claim)
@@ -47,28 +50,33 @@ class Job:
         Raises:
             As `capture_run`.
         """
-        request, train, path = self._request, self._config.train, self._config.path
+        request = self._request
         try:
             self._choose_interpreter()
             self._sites = known_sites(request.ops, self._say)
-            if train.script is not None:
-                from bridge.capture.script import run_script
-
-                run_script(train.script, train.args, self._recorder, config_path=path, stop=request.stop)
-            elif train.module is not None or train.job is not None:
-                from bridge.capture.titan import run_titan
-
-                run_titan(train, self._recorder, config_path=path, verbose=verbose, stop=request.stop)
-            else:
-                raise ConfigError(
-                    f"{path or 'the config'} names nothing to train; write [train] module and config "
-                    f"(torchtitan), job (torchtitan 0.2.x) or script, or "
-                    f"put `-- train.py ARGS` after the command"
-                )
+            with replaced(request.replace) as kernels:
+                self._flags = {"replaced": kernels} if kernels else {}
+                self._train(verbose=verbose)
         finally:
             self._keeper.finish()
             self._claim.release()
         self._check_outcome()
+
+    def _train(self, *, verbose: bool) -> None:
+        request, train, path = self._request, self._config.train, self._config.path
+        if train.script is not None:
+            from bridge.capture.script import run_script
+
+            run_script(train.script, train.args, self._recorder, config_path=path, stop=request.stop)
+        elif train.module is not None or train.job is not None:
+            from bridge.capture.titan import run_titan
+
+            run_titan(train, self._recorder, config_path=path, verbose=verbose, stop=request.stop)
+        else:
+            raise ConfigError(
+                f"{path or 'the config'} names nothing to train; write [train] module and config "
+                f"(torchtitan), job (torchtitan 0.2.x) or script, or put `-- train.py ARGS` after the command"
+            )
 
     def result(self) -> CaptureResult:
         """What the folder holds now."""
@@ -104,7 +112,7 @@ class Job:
         if not self._keeper.patterns:
             self._warn_of_unknown(parts)
             self._keeper.patterns = expand(self._request.ops, self._sites)
-        with self._keeper.open(parts, facts, step):
+        with self._keeper.open(parts, replace(facts, flags={**facts.flags, **self._flags}), step):
             yield
 
     def _choose_interpreter(self) -> None:

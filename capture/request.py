@@ -36,6 +36,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     force: bool = False
     budget_bytes: int | None = None
     trigger: str | None = None
+    replace: dict[str, str] = {}  #: module class -> kernel in its place
     stop: bool = True
 
 

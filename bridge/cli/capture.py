@@ -107,6 +107,14 @@ def _numbers(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
     return tuple(int(part) for part in parts)
 
 
+def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    for (left, equals, right), value in zip(pairs, values, strict=True):
+        if not (left and equals and right):
+            raise errors.UsageError(f"--replace takes CLASS=KERNEL, e.g. torch.nn.RMSNorm=rms_norm, got {value!r}")
+    return {left.strip(): right.strip() for left, _, right in pairs}
+
+
 def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
     """KEY=VALUE with VALUE as TOML has it; a bare word is a string."""
     import tomllib
@@ -170,6 +178,13 @@ def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     help="Keep the first step (of --step A:B, or of the run) at which this happens.",
 )
 @click.option(
+    "--replace",
+    multiple=True,
+    callback=_pairs,
+    metavar="CLASS=KERNEL",
+    help="Run a kernel in a module class's place, e.g. torch.nn.RMSNorm=rms_norm.",
+)
+@click.option(
     "--set",
     "settings",
     multiple=True,
@@ -215,6 +230,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             budget_bytes=None if budget is None else parse_size(budget, where="--max-bytes"),
             force=options["force"],
             on=options["on"],
+            replace=options["replace"],
             settings=options["settings"],
             stop=not options["go_on"],
             verbose=options["verbose"],

@@ -56,7 +56,7 @@ def test_arguments_reach_the_library(called: Called) -> None:
             ),
             *("--modules", "m*", "--tensors", "inputs", "--phases", "forward", "--ranks", "0,3"),
             *("--max-bytes", "2 KiB", "--on", "nonfinite", "--set", "a.b=3", "--set", "c.d=word", "--force"),
-            *("--set", 'e.f=["x"]', "--continue", "-v"),
+            *("--set", 'e.f=["x"]', "--continue", "-v", "--replace", "torch.nn.RMSNorm=rms_norm"),
         ]
     )
     assert code == 0
@@ -66,6 +66,7 @@ def test_arguments_reach_the_library(called: Called) -> None:
         "modules": ("m*",),
         "tensors": "inputs", "phases": ("forward",), "ranks": (0, 3), "budget_bytes": 2048, "on": "nonfinite",
         "settings": {"a.b": 3, "c.d": "word", "e.f": ["x"]}, "force": True, "stop": False, "verbose": True,
+        "replace": {"torch.nn.RMSNorm": "rms_norm"},
     }  # fmt: skip
 
 
@@ -107,6 +108,7 @@ def test_json_has_stdout_to_itself(called: Called, capsys: pytest.CaptureFixture
         (["--config", "a.toml", "--", "b.py"], "either --config FILE or -- SCRIPT.py"),
         (["--set", "a.b=1", "--", "b.py"], "--set needs a torchtitan config"),
         (["--set", "nothing"], "KEY=VALUE"),
+        (["--replace", "RMSNorm"], "CLASS=KERNEL"),
         (["--ranks", "a"], "--ranks takes numbers"),
         (["--max-bytes", "lots"], "--max-bytes must be a positive size"),
         (["--tensors", "some"], "some"),
