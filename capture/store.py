@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bridge.capture import folder as folders
 from bridge.capture.blobs import BlobIndex
-from bridge.capture.layout import layout_of
+from bridge.capture.layout import contiguous_stride, layout_of
 from bridge.capture.lines import RankCalls, read_rank
 from bridge.capture.record import Call, Manifest, TensorRecord
 from bridge.capture.shards import BlobLine
@@ -183,7 +183,7 @@ def call_names(call: Call) -> tuple[str, ...]:
 
 
 def _check_fits(record: TensorRecord, line: BlobLine, path: Path) -> None:
-    wanted = layout_of(record.shape, record.stride).count
+    wanted = layout_of(record.shape, record.stride or contiguous_stride(record.shape)).count
     have = 1
     for size in line.shape:
         have *= size

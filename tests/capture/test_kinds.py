@@ -1,4 +1,4 @@
-"""Calls that are more than one plain operator: higher-order operators, compiled code, attention, custom ops."""
+"""Calls that are more than one plain operator: higher-order ones, compiled code, attention, custom ops."""
 
 from __future__ import annotations
 
