@@ -95,13 +95,13 @@ _MARKERS: dict[str, dict[str, Any]] = {
     "within": {"symbol": "circle", "size": 7, "color": light("pass"), "opacity": 0.75},
     "not binding": {"symbol": "circle-open", "size": 7, "color": light("muted")},
     "over": {"symbol": "x", "size": 8, "color": light("fail"), "opacity": 0.9},
-    "not finite": {"symbol": "triangle-right", "size": 10, "color": light("fail")},
+    "not finite or mismatched": {"symbol": "triangle-right", "size": 10, "color": light("fail")},
 }
 
 
 def _kind(point: Point) -> str:
     if point.ratio is None and not point.passed and point.binding:
-        return "not finite"
+        return "not finite or mismatched"
     if not point.binding:
         return "not binding"
     return "within" if point.passed else "over"
@@ -134,7 +134,9 @@ def _thin(points: tuple[Point, ...]) -> list[Point]:
 
 def _tick_texts(edge: float) -> list[str]:
     texts = ["\u2264 0.001", "0.01", "0.1", "1"]
-    return texts + [f"{10.0**power:g}" for power in range(1, math.ceil(math.log10(edge)) + 1)]
+    return texts + [
+        f"{10**power}" if power < 4 else f"1e{power}" for power in range(1, math.ceil(math.log10(edge)) + 1)
+    ]
 
 
 def _label(margin: Margin) -> str:

@@ -24,7 +24,7 @@ class Point:
     """One check on one tensor in one case; it passes when ratio <= 1."""
 
     case: str
-    ratio: float | None  #: value / limit; None: not finite
+    ratio: float | None  #: value / limit; None: not finite, or another structure
     value: float | None
     limit: float | None
     passed: bool
@@ -44,7 +44,7 @@ class Point:
             return times(self.ratio)
         if not self.binding:
             return "-"
-        return "not finite" if self.limit is not None else "mismatch"
+        return "not finite" if self.value is None and self.limit is not None else "mismatch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,8 @@ def _groups(entries: Iterable[TensorVerdict]) -> tuple[Group, ...]:
 def _row(entry: TensorVerdict) -> Row:
     gate = Point(
         case=entry.case,
-        ratio=ratio(entry.target_error, entry.threshold),
+        # Numbers of tensors that are not alike in structure say nothing, small as they may be.
+        ratio=None if entry.structure is not None else ratio(entry.target_error, entry.threshold),
         value=entry.target_error,
         limit=entry.threshold,
         passed=entry.structure is None and _within(entry.target_error, entry.threshold),
@@ -176,13 +177,17 @@ def _row(entry: TensorVerdict) -> Row:
     if entry.reference_relative_error is not None:
         reference += f" ({percent(entry.reference_relative_error)})"
     missing = "not finite" if entry.reference_error is not None else "-"
+    target = short(entry.target_error, missing=missing)
+    if entry.structure is not None and not entry.target_error:
+        # No element is left to measure, or all that are left agree: a 0 here would mislead.
+        target = "mismatch"
     return Row(
         entry=entry,
         cells=(
             entry.tensor,
             reference,
             short(entry.condition),
-            short(entry.target_error, missing=missing),
+            target,
             short(entry.threshold),
             "yes" if entry.gate_valid else "no",
             entry.verdict,

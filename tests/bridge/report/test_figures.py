@@ -82,7 +82,7 @@ def test_margins_place_every_check(failing: Verdict) -> None:
 def test_margins_without_numbers(undefined: Verdict) -> None:
     figure = margins(build_view(undefined))
     kinds = {trace["name"] for trace in figure.spec["data"]}
-    assert kinds == {"within", "over", "not binding", "not finite"}
+    assert kinds == {"within", "over", "not binding", "not finite or mismatched"}
     assert all(math.isfinite(x) and x >= FLOOR for trace in figure.spec["data"] for x in trace["x"])
 
 
