@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,11 +53,14 @@ class Evidence:
         return unit + (torch.nan_to_num(noise.rms(golden), nan=0.0, posinf=0.0) if noise is not None else 0.0)
 
 
-def diagnose(spec: KernelSpec, failing: Sequence[Evidence], tiles: tuple[int, ...]) -> Diagnosis:
+def diagnose(
+    spec: KernelSpec, failing: Sequence[Evidence], passing: Sequence[Evidence], tiles: tuple[int, ...]
+) -> Diagnosis:
     """Name the cause of a FAIL, with evidence.
 
     Args:
         failing: cases with a failed tensor, declared ones first.
+        passing: some cases without; a variant that would have failed there is not the cause.
         tiles: tile sizes seen in the launches.
     """
     place = where_it_sits(failing)
@@ -66,7 +70,7 @@ def diagnose(spec: KernelSpec, failing: Sequence[Evidence], tiles: tuple[int, ..
     chosen = _choose(failing)
     if not chosen:
         return Diagnosis(cause="unexplained", where=place, evidence="no failing case is small enough to try variants on")
-    scored = _scores(spec, chosen, tiles)
+    scored = _scores(spec, chosen, passing, tiles)
     scored.sort(key=lambda pair: pair[0], reverse=True)
     if not scored or scored[0][0] < _NAMED:
         near = tuple(f"{v.text} ({s:.0%})" for s, v in scored[:3] if s > 0.1)
@@ -132,7 +136,9 @@ def _choose(failing: Sequence[Evidence]) -> list[Evidence]:
     return chosen
 
 
-def _scores(spec: KernelSpec, chosen: Sequence[Evidence], tiles: tuple[int, ...]) -> list[tuple[float, Variant]]:
+def _scores(
+    spec: KernelSpec, chosen: Sequence[Evidence], passing: Sequence[Evidence], tiles: tuple[int, ...]
+) -> list[tuple[float, Variant]]:
     first = chosen[0]
     variants = catalogue(spec, record(spec, first.case), first.case, tiles)
     scored = [(s, v) for v in variants if (s := _score(spec, first, v)) is not None]
@@ -144,17 +150,41 @@ def _scores(spec: KernelSpec, chosen: Sequence[Evidence], tiles: tuple[int, ...]
     for score, variant in scored[:12]:
         seconds = [_elsewhere(spec, e, variant, tiles) for e in chosen[1:]]
         known = [s for s in seconds if s is not None]
-        confirmed.append((sum([score, *known]) / (1 + len(known)), variant))
+        score = sum([score, *known]) / (1 + len(known))
+        if any(_would_fail(spec, e, variant, tiles) for e in passing if e.case.dtype == first.case.dtype):
+            score *= 0.3
+        confirmed.append((score, variant))
     return confirmed + scored[12:]
 
 
 def _elsewhere(spec: KernelSpec, e: Evidence, variant: Variant, tiles: tuple[int, ...]) -> float | None:
-    """The same variant on another case: found again by its words, since op numbers may differ."""
+    other = _again(spec, e, variant, tiles)
+    return _score(spec, e, other) if other is not None else None
+
+
+def _again(spec: KernelSpec, e: Evidence, variant: Variant, tiles: tuple[int, ...]) -> Variant | None:
+    """The same variant for another case: found by its words, since op numbers may differ."""
     stem = _stem(variant.text)
     for other in catalogue(spec, record(spec, e.case), e.case, tiles):
         if _stem(other.text) == stem:
-            return _score(spec, e, other)
+            return other
     return None
+
+
+def _would_fail(spec: KernelSpec, e: Evidence, variant: Variant, tiles: tuple[int, ...]) -> bool:
+    """Whether `variant` is plainly further from the reference than the target on a case that passed."""
+    other = _again(spec, e, variant, tiles)
+    if other is None:
+        return False
+    made, target, reference = other.run(spec, e.case).named(), e.target.named(), e.reference.named()
+    for name, eager in reference.items():
+        got, fake = target.get(name), made.get(name)
+        if got is None or eager is None or fake is None or not eager.is_floating_point() or fake.shape != eager.shape:
+            continue
+        scale = e.scale(name)
+        if _misfit(fake, eager, scale) > 2.0 * _misfit(got, eager, scale) + 0.5:
+            return True
+    return False
 
 
 def _stem(text: str) -> str:
@@ -205,11 +235,10 @@ def _score(spec: KernelSpec, e: Evidence, variant: Variant) -> float | None:
 
 
 def _alike(size: float, other: float) -> float:
-    """1 when two error sizes agree within a factor of 2, falling to 0 at a factor of 20."""
+    """0.9 for equal error sizes, 0 at a factor of 10: size alone never proves a cause as values do."""
     if size <= 0 or other <= 0:
         return 0.0
-    ratio = max(size, other) / min(size, other)
-    return 0.75 * max(0.0, min(1.0, 1.0 - torch.log(torch.tensor(ratio / 2.0)).item() / 2.3)) if ratio > 2 else 0.75
+    return 0.9 * max(0.0, 1.0 - abs(math.log(size / other)) / 2.3)
 
 
 def _misfit(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> float:

@@ -110,15 +110,16 @@ def _keep_little(one: _Judged, before: list[_Judged]) -> None:
         return
     kept = [j.evidence for j in before if j.evidence is not None and bool(j.evidence.failed) == bool(e.failed)]
     size = sum(t.numel() for t in e.case.inputs)
-    same = sum(1 for k in kept if k.case.family == e.case.family)
-    if size > _KEPT_ELEMENTS or (same >= 6 if e.failed else len(kept) >= 4):
+    alike = sum(1 for k in kept if k.case.dtype == e.case.dtype and (k.case.family == e.case.family or not e.failed))
+    if size > _KEPT_ELEMENTS or alike >= (4 if e.failed else 2):
         one.evidence = None
 
 
 def _diagnosis(spec: KernelSpec, judged: list[_Judged]) -> Diagnosis:
     evidence = [j.evidence for j in judged if j.evidence is not None]
     tiles = tuple(sorted({t for j in judged for t in j.tiles}))
-    return diagnose(spec, [e for e in evidence if e.failed], tiles)
+    failing, passing = [e for e in evidence if e.failed], [e for e in evidence if not e.failed]
+    return diagnose(spec, failing, passing, tiles)
 
 
 def constants_of(spec: KernelSpec) -> Constants:

@@ -8,7 +8,6 @@ terms, a misplaced epsilon an add moved past a root.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +101,8 @@ class Replay(TorchDispatchMode):
             # The backward will find the forward's operand where it expects its result.
             self._replacement[out.untyped_storage().data_ptr()] = args[0]
             self._alive += [out, args[0]]
+        # Kept in every run: torch skips a detach when it holds the only reference, which shifts the numbers.
+        self._alive.append(out)
         if self._trace is not None:
             self._note(number, func, args, out)
         return out
@@ -127,7 +128,6 @@ class Replay(TorchDispatchMode):
             if not isinstance(item, torch.Tensor):
                 continue
             address = item.untyped_storage().data_ptr()
-            self._alive.append(item)
             if func.is_view:
                 continue
             self._makers[address], self._sources[address] = number, sources
@@ -166,7 +166,5 @@ def replay(spec: KernelSpec, case: Case, mode: Replay, grad_outputs: tuple[torch
 def record(spec: KernelSpec, case: Case) -> Trace:
     """The plain ops of the reference's forward and backward on one case."""
     trace = Trace()
-    mode = Replay(trace=trace)
-    with nullcontext():
-        replay(spec, case, mode)
+    replay(spec, case, Replay(trace=trace))
     return trace

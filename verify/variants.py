@@ -160,6 +160,13 @@ def _of_op(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...]) -> Iterator
                 rank="cast",
                 changes={op.number: _rounding(half)},
             )
+            chain = _chain(op, trace)
+            if len(chain) > 1 and not op.backward:
+                yield Variant(
+                    text=f"{_early(op, trace)} is computed in {str(half)[6:]}, with all it is made from (early cast)",
+                    rank="cast",
+                    changes={number: _rounding(half) for number in chain},
+                )
     if op.name in ("sum", "mean"):
         yield from _of_sum(op, trace, case, tiles, where)
     if op.name in ("mm", "bmm"):
@@ -180,6 +187,22 @@ def _of_op(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...]) -> Iterator
     yield from _skipped(op, trace, where)
     if op.name in ("exp", "log", "gelu"):
         yield from _approximated(op)
+
+
+def _chain(op: Op, trace: Trace) -> list[int]:
+    """`op` and the arithmetic before it, back to the inputs, as far as it works in FP32."""
+    found: list[int] = []
+    waiting = [op.number]
+    while waiting:
+        maker = trace.ops.get(waiting.pop())
+        if maker is None or maker.number in found or maker.out.dtype != torch.float32:
+            continue
+        if maker.name == "_to_copy" and maker.args[0].dtype != torch.float64:
+            continue
+        if not maker.exact or maker.name == "_to_copy":
+            found.append(maker.number)
+        waiting += [number for number in maker.makers if number]
+    return sorted(found)
 
 
 def _early(op: Op, trace: Trace) -> str:
