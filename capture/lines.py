@@ -135,17 +135,17 @@ def _join(calls: list[Call], contents: list[ContentLine], folder: Path) -> None:
             launches.append(call)
         for part in _PARTS:
             for record in getattr(call, part):
+                if len(record.shape) > _MAX_DIMS or (record.stride and not _sane(record)):
+                    raise CorruptCaptureError(
+                        f"{folder / 'calls.jsonl'}: call {call.key[:80]!r} has a tensor {record.name[:40]!r} "
+                        "with an impossible shape or stride; capture again"
+                    )
                 number = record.content
                 if number >= 0:
                     if number in digest_of:
                         force_setattr(record, "digest", _shown(digest_of[number], record))
                     if number in blob_of:
                         force_setattr(record, "blob", blob_of[number])
-                if len(record.shape) > _MAX_DIMS or (record.stride and not _sane(record)):
-                    raise CorruptCaptureError(
-                        f"{folder / 'calls.jsonl'}: call {call.key[:80]!r} has a tensor {record.name[:40]!r} "
-                        "with an impossible shape or stride; capture again"
-                    )
     for call in launches:
         _keep_what_changed(call)
 
