@@ -28,6 +28,8 @@ def capture_run(
     budget_bytes: int | None = None,
     force: bool = False,
     on: str | None = None,
+    against: Path | str | None = None,
+    first: int = 8,
     replace: Mapping[str, str] | None = None,
     settings: Mapping[str, Any] | None = None,
     stop: bool = True,
@@ -51,6 +53,9 @@ def capture_run(
         budget_bytes: Hard cap of what one rank stores.
         force: Replace an older capture.
         on: "nonfinite" or "loss-jump": keep the first step of the window at which that happens.
+        against: A baseline capture: keep tensors of the first calls that differ from it, and of no others.
+            The run is made twice.
+        first: How many such calls.
         replace: Module class -> kernel to run in its place, by name or as FILE[:SPEC].
         settings: More dotted settings for torchtitan's config, over [train.set].
         stop: End the run after the last wanted step; False trains on, checkpoints included.
@@ -69,10 +74,20 @@ def capture_run(
     """
     whole = _as_config(config, settings)
     say = say or (lambda text: None)
+    if against is not None and step is None and whole.capture.step is None:
+        from bridge.capture.store import load_capture
+
+        step = load_capture(against).manifest.step
     request = _merge(
         whole, step=step, out=out, ops=(*ops, *modules), tensors=tensors, phases=phases, ranks=ranks,
         budget_bytes=budget_bytes, force=force, on=on, replace=replace, stop=stop,
     )  # fmt: skip
+    if against is not None:
+        from bridge.capture.against import capture_against
+
+        return capture_against(
+            request, whole, baseline=Path(against), first=first, verbose=verbose, say=say, progress=progress
+        )
     from bridge.capture.job import Job
 
     job = Job(request, whole, say=say, progress=progress)

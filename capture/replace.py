@@ -1,4 +1,4 @@
-"""Put a kernel in a module class's place for one run: `[capture] replace = {"torch.nn.RMSNorm" = "rms_norm"}`.
+"""Put a kernel in a module class's place for one run: `replace = {"torch.nn.RMSNorm" = "rms_norm"}`.
 
 For runs that have no override mechanism of their own (torchtitan 0.2.x, plain scripts). The class's
 `forward` calls the kernel while the run lasts and is what it was afterwards. A kernel's inputs are
@@ -77,7 +77,9 @@ def _forward(spec: KernelSpec, path: str) -> Any:
 def _own(module: torch.nn.Module, name: str, spec: KernelSpec, path: str) -> torch.Tensor:
     found = getattr(module, name, None)
     if not isinstance(found, torch.Tensor):
-        raise RunError(f"kernel {spec.name} needs {name!r}, which this {path} does not have; it cannot replace it")
+        raise RunError(
+            f"kernel {spec.name} needs {name!r}, which this {path} does not have; it cannot replace it"
+        )
     return found
 
 

@@ -111,7 +111,9 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     pairs = [value.partition("=") for value in values]
     for (left, equals, right), value in zip(pairs, values, strict=True):
         if not (left and equals and right):
-            raise errors.UsageError(f"--replace takes CLASS=KERNEL, e.g. torch.nn.RMSNorm=rms_norm, got {value!r}")
+            raise errors.UsageError(
+                f"--replace takes CLASS=KERNEL, e.g. torch.nn.RMSNorm=rms_norm, got {value!r}"
+            )
     return {left.strip(): right.strip() for left, _, right in pairs}
 
 
@@ -178,6 +180,13 @@ def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     help="Keep the first step (of --step A:B, or of the run) at which this happens.",
 )
 @click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="BASELINE",
+    help="Keep tensors of the first calls that differ from this capture; runs twice.",
+)
+@click.option("--first", type=click.IntRange(1), default=8, show_default=True, help="How many such calls.")
+@click.option(
     "--replace",
     multiple=True,
     callback=_pairs,
@@ -230,6 +239,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             budget_bytes=None if budget is None else parse_size(budget, where="--max-bytes"),
             force=options["force"],
             on=options["on"],
+            against=options["against"],
+            first=options["first"],
             replace=options["replace"],
             settings=options["settings"],
             stop=not options["go_on"],

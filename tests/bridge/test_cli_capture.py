@@ -66,7 +66,7 @@ def test_arguments_reach_the_library(called: Called) -> None:
         "modules": ("m*",),
         "tensors": "inputs", "phases": ("forward",), "ranks": (0, 3), "budget_bytes": 2048, "on": "nonfinite",
         "settings": {"a.b": 3, "c.d": "word", "e.f": ["x"]}, "force": True, "stop": False, "verbose": True,
-        "replace": {"torch.nn.RMSNorm": "rms_norm"},
+        "replace": {"torch.nn.RMSNorm": "rms_norm"}, "against": None, "first": 8,
     }  # fmt: skip
 
 
