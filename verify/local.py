@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 
 from bridge.verify.companions import Compared
-from bridge.verify.ulp import round_to
+from bridge.verify.ulp import round_to, ulp_of
 from bridge.verify.verdict import Companion, Constants, ErrorMap, WorstElement
-from bridge.verify.ulp import ulp_of
 
 _BLOCKS = 48
 
@@ -37,7 +36,9 @@ def line_gates(data: Compared, constants: Constants) -> dict[str, Companion]:
 
 def _lines(data: Compared, constants: Constants, *, dim: int, word: str) -> Companion:
     keep = as_matrix(data.keep)
-    golden = torch.where(keep, as_matrix(data.golden), torch.zeros((), dtype=torch.float64, device=keep.device))
+    golden = torch.where(
+        keep, as_matrix(data.golden), torch.zeros((), dtype=torch.float64, device=keep.device)
+    )
 
     def worst(values: torch.Tensor) -> torch.Tensor:
         return torch.where(keep, as_matrix(values).abs(), torch.zeros_like(golden)).amax(dim)
@@ -53,39 +54,48 @@ def _lines(data: Compared, constants: Constants, *, dim: int, word: str) -> Comp
         value=value,
         limit=1.0,
         passed=value <= 1.0,
-        detail=f"{over} of {ratio.numel()} {word}s over, worst {word} {line}" if over else f"worst {word} {line}",
+        detail=f"{over} of {ratio.numel()} {word}s over, worst {word} {line}"
+        if over
+        else f"worst {word} {line}",
     )
 
 
 def error_map(data: Compared, threshold: float) -> ErrorMap:
     """|target - golden| over `threshold`, the largest per block of at most 48 x 48 blocks."""
-    errors = torch.where(data.keep, (data.target - data.golden).abs(), torch.full_like(data.golden, float("nan")))
+    errors = torch.where(
+        data.keep, (data.target - data.golden).abs(), torch.full_like(data.golden, float("nan"))
+    )
     matrix = as_matrix(errors)
     rows, cols = matrix.shape
     row_step, col_step = -(-rows // _BLOCKS), -(-cols // _BLOCKS)
     scale = threshold if threshold > 0 else 1.0
-    values = []
-    for top in range(0, rows, row_step):
-        band = matrix[top : top + row_step]
-        line: list[float | None] = []
-        for left in range(0, cols, col_step):
-            block = band[:, left : left + col_step]
-            block = block[~torch.isnan(block)]
-            line.append(float(block.max()) / scale if block.numel() else None)
-        values.append(tuple(line))
-    return ErrorMap(rows=rows, cols=cols, row_step=row_step, col_step=col_step, values=tuple(values))
+    # One pass on the device: padded to whole blocks, with -1 where there is nothing to see.
+    known = torch.nan_to_num(matrix, nan=-1.0, posinf=float("inf"))
+    high, wide = -(-rows // row_step), -(-cols // col_step)
+    padded = torch.nn.functional.pad(
+        known, (0, wide * col_step - cols, 0, high * row_step - rows), value=-1.0
+    )
+    worst = padded.reshape(high, row_step, wide, col_step).amax((1, 3)).tolist()
+    values = tuple(tuple(_number(v / scale) if v >= 0 else None for v in line) for line in worst)
+    return ErrorMap(rows=rows, cols=cols, row_step=row_step, col_step=col_step, values=values)
 
 
 def worst_elements(data: Compared, *, count: int = 8) -> tuple[WorstElement, ...]:
     """The elements furthest from golden; a non-finite one where golden is finite comes first."""
     errors = (data.target - data.golden).abs()
-    errors = torch.where(torch.isnan(errors) & torch.isfinite(data.golden), torch.full_like(errors, float("inf")), errors)
+    errors = torch.where(
+        torch.isnan(errors) & torch.isfinite(data.golden), torch.full_like(errors, float("inf")), errors
+    )
     errors = torch.nan_to_num(errors, nan=-1.0, posinf=torch.finfo(torch.float64).max)
     flat = errors.reshape(-1)
     unit = ulp_of(data.golden, data.dtype).reshape(-1)
     found = []
     for place in flat.topk(min(count, flat.numel())).indices.tolist():
-        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), errors.shape)) if errors.ndim else ()
+        index = (
+            tuple(int(i) for i in torch.unravel_index(torch.tensor(place), errors.shape))
+            if errors.ndim
+            else ()
+        )
         error = abs(float(data.target[index]) - float(data.golden[index]))
         found.append(
             WorstElement(

@@ -47,7 +47,8 @@ def layer_norm_forward_kernel(
     shift = tl.sum(centred, axis=1) / columns
     centred = tl.where(inside, centred - shift[:, None], 0.0)
     variance = tl.sum(centred * centred, axis=1) / columns
-    rstd = tl.div_rn(tl.full([TILE], 1.0, tl.float32), tl.sqrt_rn(variance + eps))
+    # torch.compile passes eps in fp64.
+    rstd = tl.div_rn(tl.full([TILE], 1.0, tl.float32), tl.sqrt_rn((variance + eps).to(tl.float32)))
     tl.store(mean_ptr + row, mean, mask=row < rows)
     tl.store(shift_ptr + row, shift, mask=row < rows)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)

@@ -42,7 +42,8 @@ def rms_norm_forward_kernel(
     x = widen(tl.load(x_ptr + row64[:, None] * x_stride + column[None, :], mask=inside, other=0.0))
     gain = widen(tl.load(weight_ptr + column, mask=column < columns, other=0.0))
     mean_square = tl.sum(x * x, axis=1) / columns
-    rstd = tl.div_rn(tl.full([TILE], 1.0, tl.float32), tl.sqrt_rn(mean_square + eps))
+    # torch.compile passes eps in fp64.
+    rstd = tl.div_rn(tl.full([TILE], 1.0, tl.float32), tl.sqrt_rn((mean_square + eps).to(tl.float32)))
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
     y = x * rstd[:, None] * gain[None, :]
     y_at = y_ptr + row64[:, None] * columns + column[None, :]
