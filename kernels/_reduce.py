@@ -40,7 +40,7 @@ def fold(partial: torch.Tensor, total: torch.Tensor) -> None:
     """Write the column sums of `partial` `[blocks, columns]` fp32 to `total` `[columns]`, both contiguous."""
     blocks, columns = partial.shape
     # The interpreter pays about 50 ms a program here and nothing for a wide one.
-    width = column_block(columns) if INTERPRETED else _COLUMNS
+    width = min(column_block(columns), 8192) if INTERPRETED else _COLUMNS
     wrap_triton(fold_kernel)[(triton.cdiv(columns, width),)](
         partial, total, blocks, columns,
         TILES=triton.cdiv(blocks, _ROWS), ROWS=_ROWS, BLOCK=width, num_warps=4,
