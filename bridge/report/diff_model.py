@@ -148,6 +148,8 @@ def _suspect(number: int, item: Suspect) -> SuspectLine:
     found = item.attribution
     notes = [("Why", item.reason), *attribution_facts(found), ("Source", item.source or "")]
     notes += [("Kernel", item.kernel or ""), ("Next", item.next_command)]
+    if found is not None and found.detail and item.reason.startswith(found.detail):
+        notes.remove(("Evidence", found.detail))
     return SuspectLine(
         suspect=item,
         cells=(

@@ -25,6 +25,9 @@ def error_map(source: ErrorMap, *, limit: str = "threshold") -> Figure:
     """
     z = [[_log(value) for value in line] for line in source.values]
     single = len(z) == 1
+    scale = _scale("limit", DECADES)
+    if single:
+        scale["colorbar"] |= _FEW
     spec = {
         "data": [
             {
@@ -34,7 +37,7 @@ def error_map(source: ErrorMap, *, limit: str = "threshold") -> Figure:
                 "dx": source.col_step,
                 "y0": source.row_step / 2,
                 "dy": source.row_step,
-                **_scale("limit", DECADES),
+                **scale,
                 "text": [[short(value, missing="not finite") for value in line] for line in source.values],
                 "hovertemplate": "row %{y}, col %{x}: %{text} of the " + limit + "<extra></extra>",
             }
@@ -92,6 +95,10 @@ def _scale(limit: str, decades: int) -> dict[str, Any]:
     }
 
 
+#: A short map has room for three labels beside its colours.
+_FEW = {"tickvals": [-DECADES, 0, DECADES], "ticktext": ["\u2264 0.01", "limit", "\u2265 100"]}
+
+
 def map_spec(
     cells: Mapping[tuple[str, str], tuple[float, int]],
     *,
@@ -111,13 +118,15 @@ def map_spec(
         decades: What the colours span on either side of the limit.
     """
     rows, columns = (_kept(cells, axis, limits[axis]) for axis in (0, 1))
+    scale = _scale(unit, decades)
+    scale["colorbar"] |= {"lenmode": "pixels", "len": 140, "y": 1, "yanchor": "top"}
     grid = [[cells.get((row, column)) for column in columns] for row in rows]
     spec = {
         "data": [
             {
                 "type": "heatmap",
-                "x": [escape(name) for name in columns],
-                "y": [escape(name) for name in rows],
+                "x": list(range(len(columns))),
+                "y": list(range(len(rows))),
                 "z": [[None if cell is None else _log(cell[0], decades) for cell in line] for line in grid],
                 "customdata": [[None if cell is None else cell[1] for cell in line] for line in grid],
                 "text": [["" if cell is None else describe(cell[1]) for cell in line] for line in grid],
@@ -125,23 +134,32 @@ def map_spec(
                 "hoverongaps": False,
                 "xgap": 1,
                 "ygap": 1,
-                **_scale(unit, decades),
+                **scale,
             }
         ],
         "layout": layout(
-            130 + min(720, max(80, 15 * len(rows))),
+            190 + min(720, 15 * len(rows)),
             margin={"l": 20, "r": 8, "t": 8, "b": 20},
-            xaxis={"type": "category", "automargin": True, "showgrid": False, "tickangle": -45, "ticks": ""},
-            yaxis={
-                "type": "category",
-                "automargin": True,
-                "showgrid": False,
-                "autorange": "reversed",
-                "ticks": "",
-            },
+            xaxis={**_names(columns), "tickangle": -45, "range": [-0.5, len(columns) - 0.5]},
+            yaxis={**_names(rows), "range": [len(rows) - 0.5, -0.5]},
         ),
     }
     return spec, _cells_summary(cells, unit)
+
+
+def _names(names: list[str]) -> dict[str, Any]:
+    """An axis of names, each shown unless there are too many; long ones are cut in the middle."""
+    step = max(1, math.ceil(len(names) / 60))
+    short_names = (name if len(name) <= 26 else f"{name[:14]}\u2026{name[-11:]}" for name in names)
+    return {
+        "tickvals": list(range(0, len(names), step)),
+        "ticktext": [escape(name) for name in short_names][::step],
+        "tickfont": {"size": 10},
+        "automargin": True,
+        "showgrid": False,
+        "zeroline": False,
+        "ticks": "",
+    }
 
 
 def _kept(cells: Mapping[tuple[str, str], tuple[float, int]], axis: int, limit: int) -> list[str]:

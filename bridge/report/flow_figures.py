@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from bridge.report.calls import CallRow, call_row, layer_of, short_op
@@ -130,7 +131,7 @@ def _size(table: CallTable, row: int) -> float:
 
 def _range(table: CallTable) -> tuple[float, float]:
     """Return the ends of the difference axis as powers of ten; the bottom one stands for bit-equal."""
-    sizes = [value for value in table.out_difference if value]
+    sizes = [value for value in (*table.out_difference, *table.noise) if value]
     least = max(LEAST, min(sizes, default=1e-6))
     most = min(1e12, max(1e-3, *sizes)) if sizes else 1.0
     return 10.0 ** (math.floor(math.log10(least)) - 1), 10.0 ** math.ceil(math.log10(most) + 0.01)
@@ -249,7 +250,7 @@ def _layer_ticks(runs: Sequence[tuple[int, int, str]]) -> dict[str, Any]:
     return {
         "tickvals": [start for start, _, _ in chosen],
         "ticktext": [escape(name) for _, _, name in chosen],
-        "tickangle": -45 if len(chosen) > 12 else 0,
+        "tickangle": -45 if any(b[0] - a[0] < 4 * room for a, b in pairwise(chosen)) else 0,
         "tickfont": {"size": 10},
         "automargin": True,
     }
@@ -286,21 +287,29 @@ def layer_maps(document: DiffDocument) -> dict[str, Figure]:
     Keys: "layer-op", "layer-module".
     """
     table = document.table
-    worst = _worst_calls(table)
     return {
-        "layer-op": _layer_map(table, worst, "op", lambda place: short_op(table.pool[place[2]])),
+        "layer-op": _layer_map(
+            table, _worst_calls(table, "module"), "op", lambda place: short_op(table.pool[place[2]])
+        ),
         "layer-module": _layer_map(
-            table, worst, "module", lambda place: layer_of(table.pool[place[0]])[1] or "(itself)"
+            table,
+            _worst_calls(table),
+            "module",
+            lambda place: layer_of(table.pool[place[0]])[1] or "(itself)",
         ),
     }
 
 
-def _worst_calls(table: CallTable) -> dict[tuple[int, int, int], tuple[float, int]]:
-    """Return (module, phase, op), as pool numbers, -> worst difference / noise and its row."""
+def _worst_calls(table: CallTable, without: str = "") -> dict[tuple[int, int, int], tuple[float, int]]:
+    """Return (module, phase, op), as pool numbers, -> worst difference / noise and its row.
+
+    Calls of kind `without` are left out: a module call is no op.
+    """
+    skipped = table.pool.index(without) if without in table.pool else -1
     worst: dict[tuple[int, int, int], tuple[float, int]] = {}
     columns = zip(table.module, table.phase, table.op_b, table.op_a, table.status, strict=True)
     for row, (module, phase, op_b, op_a, status) in enumerate(columns):
-        if status in _UNMATCHED:
+        if status in _UNMATCHED or table.kind[row] == skipped:
             continue
         size, noise = table.out_difference[row], table.noise[row]
         if size is None:
