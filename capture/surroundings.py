@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import socket
 import sys
 import warnings
@@ -96,6 +97,10 @@ def cpu_module() -> ModuleType:
 class _NoStatistics(dict[str, int]):
     """Memory statistics of a device that keeps none: every counter is 0."""
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """Whatever is asked for."""
+        return 0
+
     def __missing__(self, key: str) -> int:
         return 0
 
@@ -113,6 +118,16 @@ def missing_upstream() -> Iterator[None]:
         delattr(torch.distributed, "set_timeout")
 
 
+class _PlainFormatter(logging.Formatter):
+    """Without the colours that torchtitan writes into its messages, unless a terminal shows them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+            return text
+        return re.sub("\033\\[[0-9;]*m", "", text)
+
+
 @contextlib.contextmanager
 def run_log(verbose: bool) -> Iterator[None]:
     """torchtitan logs through the root logger; show it on stderr, errors only unless verbose.
@@ -123,7 +138,7 @@ def run_log(verbose: bool) -> Iterator[None]:
     root = logging.getLogger()
     level = root.level
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("torchtitan: %(message)s"))
+    handler.setFormatter(_PlainFormatter("torchtitan: %(message)s"))
     handler.setLevel(logging.INFO if verbose else logging.ERROR)
     root.addHandler(handler)
     root.setLevel(logging.INFO if verbose else level)
