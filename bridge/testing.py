@@ -93,15 +93,11 @@ def _badness(entry: TensorVerdict) -> tuple[int, float]:
 
 
 def _tell(entry: TensorVerdict) -> list[str]:
-    total = math.prod(entry.shape)
     lines = [
         f"{entry.tensor} of {entry.case}: {entry.verdict}" + (f" ({entry.reason})" if entry.reason else "")
     ]
     if entry.structure is not None:
         lines.append(f"Structure differs: {entry.structure}")
-    mismatched = getattr(entry, "mismatched", None)
-    if mismatched is not None and total:
-        lines.append(f"Mismatched elements: {mismatched} / {total} ({mismatched / total:.1%})")
     worst = next((element for element in entry.worst if element.error is not None), None)
     if entry.target_error is not None:
         place = f" at index {worst.index}" if worst is not None else ""

@@ -28,8 +28,7 @@ def assemble(
     *,
     declared: Declared,
     fidelity: Fidelity,
-    cases: Sequence[Case],
-    lost: Sequence[Lost] = (),
+    lost: Sequence[tuple[Case, Lost]] = (),
     left_out: Sequence[str] = (),
     fallback: str | None = None,
     drawn: Sequence[str] = (),
@@ -39,18 +38,16 @@ def assemble(
     Args:
         found: what judging gave; None when every case was lost.
         declared: what was fixed before the target ran.
-        cases: all planned cases, lost ones included.
         lost: cases whose process died or hung: the kernel's failure.
         left_out: what was not judged, in words.
         fallback: why the target does not count as a kernel, in words; None: it does.
         drawn: what the run's inputs have that drawn ones lack, when that explains a failure.
     """
-    by_name = {case.name: case for case in cases}
-    fallen = [_lost_case(spec, by_name[item.case], item) for item in lost if item.case in by_name]
+    fallen = [_lost_case(spec, case, item) for case, item in lost]
     records = [record for record, _ in fallen]
     tensors = [tensor for _, entries in fallen for tensor in entries]
     outcome: Outcome = "FAIL" if lost else "INCONCLUSIVE"
-    summary = f"{spec.name} does not survive {lost[0].case}: {lost[0].reason}" if lost else ""
+    summary = f"{spec.name} does not survive {lost[0][1].case}: {lost[0][1].reason}" if lost else ""
     coverage, power = Coverage(), Power()
     if found is not None:
         records += found.cases

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,12 +33,31 @@ class CapturedCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BoundCall:
+    """A captured call that fits the spec; its tensors are read when wanted, not held for all at once."""
+
+    call: Call
+    name: str  #: of the case
+    recorded: frozenset[str]  #: what the run recorded: names of outputs, and of gradients as `grad_x`
+    load: Callable[[], Case]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bindings:
     """Cases made from a capture; left_out says what was not judged and why."""
 
-    cases: tuple[Case, ...]
-    calls: tuple[Call, ...]  #: one per case
-    left_out: tuple[str, ...]
+    bound: tuple[BoundCall, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The captured calls, in execution order."""
+        return tuple(item.call for item in self.bound)
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """Every case at once, read anew."""
+        return tuple(item.load() for item in self.bound)
 
 
 def bind_cases(
@@ -62,7 +82,7 @@ def bind_cases(
             f"({'; '.join(ranked.left_out)}); recapture with --ops {op or spec.name}"
         )
     ranks = _declared_ranks(spec)
-    found: list[tuple[Call, Case]] = []
+    found: list[BoundCall] = []
     refused: dict[object, str] = {}
     beyond = 0
     for call in ranked.calls:
@@ -75,7 +95,8 @@ def bind_cases(
         case = _bind(capture, call, spec, seed=seed, device=device)
         problem = undeclared(case, spec, ranks)
         if problem is None:
-            found.append((call, case))
+            load = partial(_bind, capture, call, spec, seed=seed, device=device)
+            found.append(BoundCall(call=call, name=case.name, recorded=_recorded_names(case), load=load))
         else:
             refused[group] = f"{call.key}: {problem}"
     left_out = [*ranked.left_out, *refused.values()]
@@ -85,12 +106,14 @@ def bind_cases(
         raise UsageError(f"op {spec.name} does not declare what was captured: {first}{more}")
     if beyond:
         left_out.append(f"{sites.plural(beyond)} beyond --max-calls {max_calls}")
-    found.sort(key=lambda pair: (pair[0].step, pair[0].rank, pair[0].index))
-    return Bindings(
-        cases=tuple(case for _, case in found),
-        calls=tuple(call for call, _ in found),
-        left_out=tuple(left_out),
-    )
+    found.sort(key=lambda item: (item.call.step, item.call.rank, item.call.index))
+    return Bindings(bound=tuple(found), left_out=tuple(left_out))
+
+
+def _recorded_names(case: Case) -> frozenset[str]:
+    if case.recorded is None:
+        return frozenset()
+    return frozenset((*case.recorded.outputs, *(f"grad_{name}" for name in case.recorded.grads)))
 
 
 def _bind(capture: Capture, call: Call, spec: KernelSpec, *, seed: int, device: str) -> Case:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -59,12 +59,14 @@ def _findable(request: Request, loaded: LoadedSpec) -> Request:
     return msgspec.structs.replace(request, kernel=kernel, capture=capture, command=())
 
 
-def declare(loaded: LoadedSpec, request: Request, cases: Sequence[Case], provenance: Provenance) -> Declared:
-    """Everything that must be fixed before the target runs, as one record."""
+def declare(
+    loaded: LoadedSpec, request: Request, digests: Mapping[str, tuple[str, ...]], provenance: Provenance
+) -> Declared:
+    """Everything that must be fixed before the target runs; digests: of every case, by name."""
     return Declared(
         op=loaded.spec.name,
         constants=request.constants.over(constants_of(loaded.spec)),
         provenance=provenance,
-        cases=tuple(case.name for case in cases),
-        input_digests={case.name: case_digests(case) for case in cases},
+        cases=tuple(digests),
+        input_digests=dict(digests),
     )

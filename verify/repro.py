@@ -87,12 +87,12 @@ def make_repro(
     family = next((record.family for record in verdict.cases if record.name == entry.case), "")
     # Looking for tile edges runs the kernel on every declared shape; these two families need none.
     quick = request.quick or family in OWN_FAMILIES
-    loaded, declared, cases = session.prepare(msgspec.structs.replace(request, quick=quick))
+    loaded, declared, entries = session.prepare(msgspec.structs.replace(request, quick=quick))
     if loaded.origin in ("override", "functions"):
         raise UsageError(
             f"{loaded.source} has no kernel file of its own to import; write a KernelSpec for a repro"
         )
-    start = next((item for item in cases if item.name == entry.case), None)
+    start = next((item.load() for item in entries if item.name == entry.case), None)
     if start is None:
         raise UsageError(
             f"case {entry.case!r} is gone: kernel or capture changed; judge again with `bridge verify`"

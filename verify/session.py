@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, overload
 
 import torch
@@ -30,12 +31,22 @@ from bridge.verify.request import (
     Unusable,
 )
 from bridge.verify.spec import KernelSpec
-from bridge.verify.verdict import Fidelity, Verdict
+from bridge.verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from bridge.capture.store import Capture
 
-_NO_BINDINGS = Bindings(cases=(), calls=(), left_out=())
+#: How often a captured case is read again is cheap; holding all of them is not.
+Load = Callable[[], Case]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A planned case; captured ones are read when they are taken up and let go afterwards."""
+
+    name: str
+    family: str
+    load: Load
 
 
 def execute(
@@ -86,15 +97,15 @@ def _open(
     return _Session(request, loaded, capture, say, resume)
 
 
-def prepare(request: Request) -> tuple[LoadedSpec, Declared, list[Case]]:
+def prepare(request: Request) -> tuple[LoadedSpec, Declared, list[Entry]]:
     """The kernel, the declaration and every case of a request, without judging; what `execute` starts from.
 
     Raises:
         BridgeError: as `execute`.
     """
     session = _open(request, _silent, Resume(), None, None)
-    cases, _, _, declared = session.prepare()
-    return session.loaded, declared, cases
+    entries, _, _, declared = session.prepare()
+    return session.loaded, declared, entries
 
 
 def _refuse_torn(capture: Capture, *, partial: bool) -> None:
@@ -154,27 +165,33 @@ class _Announced(Sequence[Case]):
     This is how the process above knows which case a crash belongs to.
     """
 
-    def __init__(self, cases: Sequence[Case], say: Emit, numbers: Sequence[int], total: int) -> None:
-        self._cases = cases
+    def __init__(
+        self, entries: Sequence[tuple[int, Entry]], say: Emit, total: int, done: Callable[[Case], None]
+    ) -> None:
+        self._entries = entries
         self._say = say
-        self._numbers = numbers
         self._total = total
+        self._done = done
 
     def __len__(self) -> int:
-        return len(self._cases)
+        return len(self._entries)
 
     @overload
     def __getitem__(self, index: int) -> Case: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[Case]: ...
     def __getitem__(self, index: int | slice) -> Case | Sequence[Case]:
-        return self._cases[index]
+        if isinstance(index, slice):
+            return [entry.load() for _, entry in self._entries[index]]
+        return self._entries[index][1].load()
 
     def __iter__(self) -> Iterator[Case]:
-        for case, number in zip(self._cases, self._numbers, strict=True):
-            self._say(Started(case=case.name, number=number, total=self._total))
+        for number, entry in self._entries:
+            self._say(Started(case=entry.name, number=number, total=self._total))
+            case = entry.load()
             yield case
             self._settle(case)
+            self._done(case)
         self._say(Phase(name="weighing the evidence"))
 
     def _settle(self, case: Case) -> None:
@@ -204,7 +221,7 @@ class _Session:
     def run(self) -> Verdict:
         return self._judge(*self.prepare())
 
-    def prepare(self) -> tuple[list[Case], Bindings, Options, Declared]:
+    def prepare(self) -> tuple[list[Entry], Bindings, Options, Declared]:
         """Bind, plan and declare; the target runs for the first time while tile edges are planned."""
         request = self.request
         self._check_choices()
@@ -215,20 +232,27 @@ class _Session:
         if options.recorded:
             spec, bound = recorded.only_recorded(self.spec, bound)
             self.loaded = replace(self.loaded, spec=spec)
-        cases = list(bound.cases)
+        real = [Entry(name=item.name, family="captured", load=item.load) for item in bound.bound]
+        digests = {entry.name: provenance.case_digests(entry.load()) for entry in real}
+        drawn: list[Case] = []
         if request.sweep and self.loaded.origin == "override":
             text = "drawn inputs and tile edges: an override has no spec that says how to draw them"
             bound = replace(bound, left_out=(*bound.left_out, text))
         elif request.sweep and not options.recorded:
             # Tile edges are found by running the target, so what is known without it is declared first.
-            known = [*cases, *self._plan(device, replace(options, sweeps=False))]
+            drawn = self._plan(device, replace(options, sweeps=False))
+            known = digests | {case.name: provenance.case_digests(case) for case in drawn}
             self.say(provenance.declare(self.loaded, request, known, stamp))
             self.say(Phase(name=PLANNING))
-            plain = request.quick or self.resume.unplanned
-            cases = known if plain else [*cases, *self._plan(device, options)]
-        declared = provenance.declare(self.loaded, request, cases, stamp)
+            if not (request.quick or self.resume.unplanned):
+                drawn = self._plan(device, options)
+        digests |= {case.name: provenance.case_digests(case) for case in drawn}
+        declared = provenance.declare(self.loaded, request, digests, stamp)
         self.say(declared)
-        return cases, bound, options, declared
+        entries = real + [
+            Entry(name=case.name, family=case.family, load=partial(_same, case)) for case in drawn
+        ]
+        return entries, bound, options, declared
 
     def _check_choices(self) -> None:
         spec, request = self.spec, self.request
@@ -248,7 +272,7 @@ class _Session:
     def _bind(self, device: str) -> Bindings:
         request, spec = self.request, self.spec
         if self.capture is None:
-            return _NO_BINDINGS
+            return Bindings()
         # The op of an override or of a pair of functions has gone into the spec's sites.
         made = self.loaded.origin in ("override", "functions")
         op = request.op if request.op != spec.name and not made else None
@@ -276,37 +300,54 @@ class _Session:
                 "check `sample` and `reference`"
             ) from error
 
-    def _judge(self, cases: Sequence[Case], bound: Bindings, options: Options, declared: Declared) -> Verdict:
+    def _judge(
+        self, entries: Sequence[Entry], bound: Bindings, options: Options, declared: Declared
+    ) -> Verdict:
         lost = {item.case: item for item in self.resume.lost}
-        last = self.resume.last or len(cases)
-        kept = [(n, case) for n, case in enumerate(cases, 1) if case.name not in lost and n <= last]
+        last = self.resume.last or len(entries)
+        kept = [(n, entry) for n, entry in enumerate(entries, 1) if entry.name not in lost and n <= last]
+        replayed: list[replay.Replayed] = []
+
+        def done(case: Case) -> None:
+            if case.family == "captured" and not options.recorded:
+                found = replay.replay(self.spec, case)
+                if found is not None:
+                    replayed.append(found)
+
         found: Judgement | None = None
         if kept:
-            taken = _Announced([c for _, c in kept], self.say, [n for n, _ in kept], len(cases))
+            taken = _Announced(kept, self.say, len(entries), done)
             found = judge(self.spec, taken, constants=declared.constants, options=options)
         kernels = self._kernels(bound, found, options)
-        left_out = list(bound.left_out)
-        if self.request.quick and self.request.sweep:
-            left_out.append("tile edges, adversarial values and layouts (--quick)")
-        if self.capture is not None:
-            left_out += [f"capture: {text}" for text in self.capture.problems]
-        if self.resume.unplanned:
-            left_out.append(
-                "tile edges, adversarial values and layouts: the kernel died while they were planned"
-            )
-        if last < len(cases):
-            left_out.append(f"{len(cases) - last} cases after the kernel had crashed on {len(lost)}")
+        fidelity = replay.summarise(
+            replayed,
+            captured_on=self.capture.manifest.device if self.capture is not None else "",
+            here=device_name(),
+            kernels=kernels,
+            recorded=options.recorded,
+        )
         return assemble.assemble(
             self.spec,
             found,
             declared=declared,
-            fidelity=self._fidelity(bound, kernels, options, set(lost)),
-            cases=cases,
-            lost=self.resume.lost,
-            left_out=left_out,
+            fidelity=fidelity,
+            lost=[(entry.load(), lost[entry.name]) for entry in entries if entry.name in lost],
+            left_out=self._left_out(bound, beyond=len(entries) - last),
             fallback=self._fallback(kept, kernels, options),
-            drawn=self._drawn(bound, cases, found),
+            drawn=self._drawn(entries, found),
         )
+
+    def _left_out(self, bound: Bindings, *, beyond: int) -> list[str]:
+        told = list(bound.left_out)
+        if self.resume.unplanned:
+            told.append("tile edges, adversarial values and layouts: the kernel died while they were planned")
+        if self.request.quick and self.request.sweep:
+            told.append("tile edges, adversarial values and layouts (--quick)")
+        if beyond:
+            told.append(f"{beyond} cases after the kernel had crashed on {len(self.resume.lost)}")
+        if self.capture is not None:
+            told += [f"capture: {text}" for text in self.capture.problems]
+        return told
 
     def _kernels(self, bound: Bindings, found: Judgement | None, options: Options) -> tuple[str, ...]:
         if options.recorded:
@@ -314,31 +355,15 @@ class _Session:
             return sites.kernels_inside(self.capture, bound.calls)
         return found.kernels if found is not None else ()
 
-    def _fidelity(
-        self, bound: Bindings, kernels: tuple[str, ...], options: Options, lost: set[str]
-    ) -> Fidelity:
-        self.say(Phase(name="replaying"))
-        replayed = []
-        if not options.recorded:
-            done = (replay.replay(self.spec, case) for case in bound.cases if case.name not in lost)
-            replayed = [item for item in done if item is not None]
-        return replay.summarise(
-            replayed,
-            captured_on=self.capture.manifest.device if self.capture is not None else "",
-            here=device_name(),
-            kernels=kernels,
-            recorded=options.recorded,
-        )
-
     def _fallback(
-        self, kept: Sequence[tuple[int, Case]], kernels: tuple[str, ...], options: Options
+        self, kept: Sequence[tuple[int, Entry]], kernels: tuple[str, ...], options: Options
     ) -> str | None:
         name = self.spec.name
         if kernels or not kept:
             return None
         if options.recorded:
             return f"{name}: the run launched no kernel in the captured calls: they hold no kernel's output"
-        ran = fallback.eager_operators(self.spec, kept[0][1])
+        ran = fallback.eager_operators(self.spec, kept[0][1].load())
         if not ran:
             return None
         shown = ", ".join(ran[:4]) + (", ..." if len(ran) > 4 else "")
@@ -347,13 +372,17 @@ class _Session:
             "fallback is not judged as a kernel"
         )
 
-    def _drawn(self, bound: Bindings, cases: Sequence[Case], found: Judgement | None) -> tuple[str, ...]:
+    def _drawn(self, entries: Sequence[Entry], found: Judgement | None) -> tuple[str, ...]:
         """Told when a captured call fails and everything that `sample` alone draws passes."""
         if found is None:
             return ()
         failed = {record.name for record in found.cases if record.verdict == "FAIL"}
-        drawn_cases = [case for case in cases if case.family == "declared"]
-        real = [case for case in bound.cases if case.name in failed]
-        if not real or not drawn_cases or any(case.name in failed for case in drawn_cases):
+        declared = [entry for entry in entries if entry.family == "declared"]
+        real = [entry for entry in entries if entry.family == "captured" and entry.name in failed]
+        if not real or not declared or any(entry.name in failed for entry in declared):
             return ()
-        return drawn.compare(self.spec, real, drawn_cases)
+        return drawn.compare(self.spec, [real[0].load()], [entry.load() for entry in declared])
+
+
+def _same(case: Case) -> Case:
+    return case

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +246,7 @@ def test_a_crash_or_a_hang_fails_its_case_and_the_others_are_judged(
 ) -> None:
     bad = f"    if x.shape[-1] == 6:\n        {fault}\n    return Scale.apply(x, weight)"
     kernel.write_text(KERNEL.replace("    return Scale.apply(x, weight)", bad))
-    arguments = ["verify", "--kernel", str(kernel), "--from", str(captured), "--no-sweep", "--timeout", "3"]
+    arguments = ["verify", "--kernel", str(kernel), "--from", str(captured), "--no-sweep", "--timeout", "20"]
     assert cli.run(arguments) == 1
     document = verdict_of(folder)
     assert {case["name"]: case["verdict"] for case in document["cases"]} == {
@@ -262,6 +266,29 @@ def test_a_crash_while_tile_sizes_are_looked_for_is_found_in_its_case(kernel: Pa
     assert [case["name"] for case in document["cases"] if case["verdict"] == "FAIL"] == ["(3, 7) float32"]
     assert "SIGABRT" in document["summary"]
     assert any("died while they were planned" in text for text in document["coverage"]["not_covered"])
+
+
+def test_an_interrupted_run_exits_130_and_leaves_its_declaration(kernel: Path, folder: Path) -> None:
+    kernel.write_text(
+        KERNEL.replace("    return Scale.apply(x, weight)", "    import time; time.sleep(1000)")
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bridge", "verify", "--kernel", str(kernel)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    declaration = folder / "verdict.declared.json"
+    while not declaration.exists():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert "interrupted" in process.communicate()[1]
+    declared = json.loads(declaration.read_text())
+    assert declared["constants"]["fudge_factor"] == 2.0 and "(4, 16) float32" in declared["input_digests"]
+    assert len(declared["provenance"]["kernel_sha256"]) == 64
+    assert not (folder / "verdict.json").exists()
 
 
 def test_unknown_ops_and_nothing_to_judge(capfd: pytest.CaptureFixture[str], kernel: Path) -> None:
