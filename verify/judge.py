@@ -6,18 +6,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 
 from bridge.errors import KernelError, NothingJudgedError
 from bridge.verify.case import Case
 from bridge.verify.compare import Trio, judge_tensor
+from bridge.verify.conditioning import condition_of, terms_of, two_orders
 from bridge.verify.diagnosis import Evidence, diagnose
 from bridge.verify.envelope import Envelope, measure_noise
-from bridge.verify.execute import Result, run, run_target, tensor_names
+from bridge.verify.execute import Result, run, run_target, same_bits, tensor_names
 from bridge.verify.golden import run_golden
+from bridge.verify.nearby import beside, near_case, near_result
 from bridge.verify.options import Options
 from bridge.verify.plan import OWN_FAMILIES
+from bridge.verify.power import measure_power
 from bridge.verify.spec import KernelSpec
+from bridge.verify.stability import unstable_elements
 from bridge.verify.structure import name_of
 from bridge.verify.verdict import (
     CaseRecord,
@@ -29,7 +34,6 @@ from bridge.verify.verdict import (
     TensorVerdict,
     worst_outcome,
 )
-
 
 #: Cases with more input elements than this are not kept for diagnosis.
 _KEPT_ELEMENTS = 1 << 18
@@ -97,7 +101,7 @@ def judge(
         tensors=tensors,
         cases=tuple(j.record for j in judged),
         diagnosis=_diagnosis(spec, judged) if outcome == "FAIL" else None,
-        power=Power(),
+        power=_power(spec, judged, constants) if options.power and outcome != "FAIL" else Power(),
         coverage=_coverage(judged, options),
         kernels=tuple(dict.fromkeys(k for j in judged for k in j.record.launches)),
     )
@@ -113,6 +117,12 @@ def _keep_little(one: _Judged, before: list[_Judged]) -> None:
     alike = sum(1 for k in kept if k.case.dtype == e.case.dtype and (k.case.family == e.case.family or not e.failed))
     if size > _KEPT_ELEMENTS or alike >= (4 if e.failed else 2):
         one.evidence = None
+
+
+def _power(spec: KernelSpec, judged: list[_Judged], constants: Constants) -> Power:
+    evidence = [j.evidence for j in judged if j.evidence is not None and not j.evidence.failed]
+    tiles = tuple(sorted({t for j in judged for t in j.tiles}))
+    return measure_power(spec, evidence, constants, tiles)
 
 
 def _diagnosis(spec: KernelSpec, judged: list[_Judged]) -> Diagnosis:
@@ -132,7 +142,7 @@ def constants_of(spec: KernelSpec) -> Constants:
 
 
 def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: Options) -> _Judged | None:
-    """Golden, reference and noise first, then the target, then every tensor; None when the case is dropped."""
+    """Reference, target, golden and noise, then every tensor; None when the case is dropped."""
     start = time.perf_counter()
     own = case.family in OWN_FAMILIES
     try:
@@ -143,8 +153,6 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
         raise KernelError(_raised(spec, case, "reference", error)) from error
     if isinstance(reference, str):
         raise KernelError(f"the reference of {spec.name} {reference}")
-    golden = run_golden(spec, case)
-    noise = measure_noise(spec, case, seed=options.seed)
     refused = None
     try:
         target = _target_result(spec, case, options)
@@ -153,6 +161,11 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
             raise KernelError(_raised(spec, case, "target", error)) from error
         refused = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         target = None
+    if isinstance(target, Result) and beside(target, case):
+        case = near_case(case)
+        reference, target = near_result(reference, case), near_result(target, case)
+    golden = run_golden(spec, case)
+    noise = measure_noise(spec, case, seed=options.seed)
     judged = _Judged(
         record=CaseRecord(
             name=case.name,
@@ -169,6 +182,11 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
         judged.tensors = [_structural(name, case, target, reference) for name in tensor_names(spec)]
     elif target is not None:
         judged.tensors = _judge_tensors(spec, case, golden, reference, target, noise, constants)
+        if any(t.verdict == "FAIL" and t.tensor not in target.faults for t in judged.tensors):
+            ties = unstable_elements(spec, case, golden, seed=options.seed)
+            if any(bool(mask.any()) for mask in ties.values()):
+                judged.tensors = _judge_tensors(spec, case, golden, reference, target, noise, constants, ties)
+        judged.tensors = [_conditioned(spec, case, t) for t in judged.tensors]
         judged.tiles = target.tiles
         judged.evidence = Evidence(
             case=case, golden=golden, reference=reference, target=target, noise=noise, tensors=judged.tensors
@@ -183,7 +201,10 @@ def _target_result(spec: KernelSpec, case: Case, options: Options) -> Result | s
         if case.recorded is None:
             return "has no recorded result for this case; capture it with its outputs"
         return Result(outputs=dict(case.recorded.outputs), grads=dict(case.recorded.grads))
-    return run_target(spec, case, twice=case.family == "declared")
+    result = run_target(spec, case, twice=case.family in OWN_FAMILIES)
+    if isinstance(result, Result) and case.family in OWN_FAMILIES:
+        _repeated(spec, case, result, options)
+    return result
 
 
 def _judge_tensors(
@@ -194,23 +215,53 @@ def _judge_tensors(
     target: Result,
     noise: dict[str, Envelope],
     constants: Constants,
+    ties: dict[str, torch.Tensor] | None = None,
 ) -> list[TensorVerdict]:
     wanted, eager, got = golden.named(), reference.named(), target.named()
+    repeats = [(n, t) for n, others in target.differing.items() for t in others]
     odd = any(t.is_floating_point() and not bool(torch.isfinite(t).all()) for t in case.inputs)
     return [
         judge_tensor(
             name,
             case.name,
-            Trio(golden=wanted.get(name), reference=eager.get(name), target=got.get(name)),
+            Trio(golden=wanted.get(name), reference=eager.get(name), target=result),
             constants=constants,
             envelope=noise.get(name),
             elementwise=spec.kind == "elementwise",
             nonfinite_inputs=odd,
+            unstable=(ties or {}).get(name),
             fault=target.faults.get(name),
         )
-        for name in tensor_names(spec)
-        if name in got or name in eager
+        for name, result in [(n, got.get(n)) for n in tensor_names(spec) if n in got or n in eager] + repeats
     ]
+
+
+def _conditioned(spec: KernelSpec, case: Case, verdict: TensorVerdict) -> TensorVerdict:
+    """Add the condition number of the worst element, and two FP32 orders, where the gate is not valid."""
+    if verdict.gate_valid or not verdict.worst or verdict.structure is not None:
+        return verdict
+    terms = terms_of(spec, case, verdict.tensor)
+    if terms is None:
+        return verdict
+    element = verdict.worst[0].index
+    condition = condition_of(terms, element)
+    forward, backward = two_orders(terms, element)
+    text = f"; condition number {condition:.3g}, two FP32 orders of the worst element give {forward:.6g} and {backward:.6g}"
+    return msgspec.structs.replace(
+        verdict, condition=condition if condition < float("inf") else None, reason=verdict.reason + text
+    )
+
+
+def _repeated(spec: KernelSpec, case: Case, first: Result, options: Options) -> None:
+    """Run the same inputs again; results that differ bitwise are noted, to be judged as well."""
+    for _ in range(max(0, options.repeats - 1)):
+        again = run_target(spec, case)
+        if isinstance(again, str):
+            continue
+        for name, tensor in again.named().items():
+            was = first.named().get(name)
+            if tensor is not None and was is not None and not same_bits(tensor, was):
+                first.differing.setdefault(name, []).append(tensor)
 
 
 def _structural(name: str, case: Case, text: str, reference: Result) -> TensorVerdict:
@@ -238,8 +289,6 @@ def _raised(spec: KernelSpec, case: Case, who: str, error: Exception) -> str:
 
 
 def _with(record: CaseRecord, verdict: Outcome, seconds: float) -> CaseRecord:
-    import msgspec
-
     return msgspec.structs.replace(record, verdict=verdict, seconds=seconds)
 
 
