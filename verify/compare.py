@@ -35,6 +35,7 @@ def judge_tensor(
     nonfinite_inputs: bool = False,
     unstable: torch.Tensor | None = None,
     fault: str | None = None,
+    brief: bool = False,
 ) -> TensorVerdict:
     """Judge one tensor.
 
@@ -47,6 +48,7 @@ def judge_tensor(
         nonfinite_inputs: the inputs hold NaN or Inf on purpose.
         unstable: elements where golden itself jumps under a tiny move of the inputs (ties).
         fault: a misdeed seen while the target ran; it fails the tensor whatever the numbers.
+        brief: leave out histogram, map and worst elements.
     """
     reference, target, golden = trio.reference, trio.target, trio.golden
     if reference is None or golden is None:
@@ -75,7 +77,7 @@ def judge_tensor(
             reason=f"structure: {mismatch}",
         )
     if not reference.dtype.is_floating_point:
-        return _discrete(name, case, golden, reference, target, fault)
+        return _discrete(name, case, golden, reference, target, fault, unstable)
     wide = Compared(
         golden=golden.to(torch.float64),
         reference=reference.to(torch.float64),
@@ -106,11 +108,11 @@ def judge_tensor(
         gate_valid=gate.valid,
         structure=structure,
         companions=companions,
-        histogram=histogram(
-            wide.golden[wide.keep], wide.reference[wide.keep], wide.target[wide.keep], wide.dtype
-        ),
-        error_map=error_map(wide, gate.threshold),
-        worst=worst_elements(wide),
+        histogram=None
+        if brief
+        else histogram(wide.golden[wide.keep], wide.reference[wide.keep], wide.target[wide.keep], wide.dtype),
+        error_map=None if brief else error_map(wide, gate.threshold),
+        worst=() if brief else worst_elements(wide),
     )
 
 

@@ -210,7 +210,7 @@ def _score(spec: KernelSpec, e: Evidence, variant: Variant) -> float | None:
     """Share of the failed tensors' error that `variant` reproduces, less what it breaks elsewhere."""
     try:
         made = variant.run(spec, e.case).named()
-    except Exception:  # noqa: BLE001 - a variant may be meaningless on this reference; it is then no explanation
+    except Exception:
         return None
     total, count, harm = 0.0, 0, 0.0
     target, reference = e.target.named(), e.reference.named()

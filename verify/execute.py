@@ -23,6 +23,7 @@ class Result:
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
     grads: dict[str, torch.Tensor | None] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)  #: tensor name -> misdeed, in words
+    differing: dict[str, list[torch.Tensor]] = field(default_factory=dict)  #: repeats with other bits
     kernels: tuple[str, ...] = ()
     tiles: tuple[int, ...] = ()
 
@@ -74,7 +75,9 @@ def run(
         The result, or a complaint about what was returned.
     """
     values = inputs if inputs is not None else tuple(copy_with_layout(t) for t in case.inputs)
-    upstream = grad_outputs if grad_outputs is not None else tuple(copy_with_layout(t) for t in case.grad_outputs)
+    upstream = (
+        grad_outputs if grad_outputs is not None else tuple(copy_with_layout(t) for t in case.grad_outputs)
+    )
     wanted = [i for i, name in enumerate(spec.inputs) if name in spec.grads]
     leaves = tuple(
         v.detach().requires_grad_(i in wanted and v.is_floating_point()) for i, v in enumerate(values)
@@ -115,13 +118,14 @@ def _backward(
             again = None  # refusing a second backward is legal; only a silent wrong one is not
         if again is not None:
             for name, a, b in zip(names, first, again, strict=True):
-                if a is not None and b is not None and not _same_bits(a, b):
+                if a is not None and b is not None and not same_bits(a, b):
                     result.faults[f"grad_{name}"] = "a second backward over the same graph gives other values"
         grads = first
     return {n: (g.detach() if g is not None else None) for n, g in zip(names, grads, strict=True)}
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal shapes and values, NaN equal to NaN."""
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
@@ -153,16 +157,18 @@ def _blame_writes(
 ) -> None:
     """Name the results answerable for a write into inputs or upstream gradients."""
     for name, before, after in zip(spec.inputs, case.inputs, inputs, strict=True):
-        if not _same_bits(before, after):
+        if not same_bits(before, after):
             _blame(result, after, f"the input `{name}` was written to", tuple(spec.outputs))
     for name, before, after in zip(spec.outputs, case.grad_outputs, upstream, strict=False):
-        if not _same_bits(before, after):
+        if not same_bits(before, after):
             grads = tuple(f"grad_{g}" for g in spec.grads)
             _blame(result, after, f"grad_output of `{name}` was written to", grads)
 
 
 def _blame(result: Result, victim: torch.Tensor, text: str, otherwise: tuple[str, ...]) -> None:
     address = victim.untyped_storage().data_ptr()
-    sharing = [n for n, t in result.named().items() if t is not None and t.untyped_storage().data_ptr() == address]
+    sharing = [
+        n for n, t in result.named().items() if t is not None and t.untyped_storage().data_ptr() == address
+    ]
     for name in sharing or otherwise:
         result.faults[name] = text

@@ -148,11 +148,12 @@ def applies(sweep: Sweep, kind: str) -> bool:
 
 
 def roles(inputs: tuple[torch.Tensor, ...]) -> tuple[str, ...]:
-    """"data", "parameters" or "index" for each input."""
+    """ "data", "parameters" or "index" for each input."""
     ranks = [t.ndim for t in inputs if t.is_floating_point()]
     highest = max(ranks, default=0)
     return tuple(
-        "index" if not t.is_floating_point() else ("data" if t.ndim == highest else "parameters") for t in inputs
+        "index" if not t.is_floating_point() else ("data" if t.ndim == highest else "parameters")
+        for t in inputs
     )
 
 

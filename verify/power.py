@@ -1,0 +1,103 @@
+"""Could these inputs have failed anybody? Wrong variants in the target's place, on the same cases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bridge.verify.compare import Trio, judge_tensor
+from bridge.verify.diagnosis import Evidence
+from bridge.verify.spec import KernelSpec
+from bridge.verify.trace import record
+from bridge.verify.variants import Variant, catalogue
+from bridge.verify.verdict import Constants, Power
+
+#: Variants tried: one of each kind of sentence, the spec's own faults always.
+_MOST = 24
+
+#: Which added inputs show a kind of fault, for the ones that the given inputs do not.
+_SHOWN_BY = (
+    ("epsilon", "rows with rms near sqrt(eps): x * 1e-4, zero rows"),
+    ("one-pass", "offset rows: x + 1000"),
+    ("variance", "offset rows with a length that is no power of two"),
+    ("row maximum", "all-negative rows: x - 1000"),
+    ("overflow", "large values: x * 100"),
+    ("strides", "transposed, sliced and expanded layouts"),
+    ("first element", "a random grad_output"),
+    ("tail block", "sizes just above a tile"),
+    ("last term", "grad_output in the last row only"),
+    ("accumulated", "long same-sign rows"),
+    ("partial sums", "long same-sign rows, FP32 outputs"),
+)
+
+
+def measure_power(
+    spec: KernelSpec, evidence: Sequence[Evidence], constants: Constants, tiles: tuple[int, ...]
+) -> Power:
+    """Which variants fail on at least one of the kept cases.
+
+    Args:
+        evidence: passing cases that were kept, declared ones first.
+        constants: those the target was judged with.
+    """
+    if not evidence:
+        return Power()
+    first = max(evidence, key=lambda e: sum(t.numel() for t in e.case.inputs))
+    chosen = _one_of_each(catalogue(spec, record(spec, first.case), first.case, tiles), spec)
+    revealed, missed = [], []
+    for variant in chosen:
+        seen = any(_fails(spec, e, variant, constants, tiles, first) for e in (first, *evidence) if e is not None)
+        (revealed if seen else missed).append(variant.text)
+    return Power(
+        revealed=tuple(revealed),
+        not_revealed=tuple(missed),
+        would_reveal={text: family for text in missed for key, family in _SHOWN_BY if key in text},
+    )
+
+
+def _one_of_each(variants: list[Variant], spec: KernelSpec) -> list[Variant]:
+    kinds: dict[str, Variant] = {}
+    for variant in variants:
+        words = variant.text.split("`")
+        key = variant.text if variant.text in spec.faults else (words[0] + words[-1])[:60] + variant.rank
+        kinds.setdefault(key, variant)
+    ranked: dict[str, int] = {}
+    chosen = []
+    for variant in kinds.values():
+        ranked[variant.rank] = ranked.get(variant.rank, 0) + 1
+        if variant.text in spec.faults or ranked[variant.rank] <= 4:
+            chosen.append(variant)
+    return chosen[:_MOST]
+
+
+def _fails(
+    spec: KernelSpec, e: Evidence, variant: Variant, constants: Constants, tiles: tuple[int, ...], first: Evidence
+) -> bool:
+    own = variant if e is first else _same(spec, e, variant, tiles)
+    if own is None:
+        return False
+    try:
+        made = own.run(spec, e.case)
+    except Exception:
+        return False
+    golden, reference, fake = e.golden.named(), e.reference.named(), made.named()
+    return any(
+        judge_tensor(
+            name,
+            e.case.name,
+            Trio(golden=golden.get(name), reference=reference.get(name), target=fake.get(name)),
+            constants=constants,
+            envelope=replace(e.noise[name]) if name in e.noise else None,
+            elementwise=spec.kind == "elementwise",
+            brief=True,
+        ).verdict
+        == "FAIL"
+        for name in golden
+    )
+
+
+def _same(spec: KernelSpec, e: Evidence, variant: Variant, tiles: tuple[int, ...]) -> Variant | None:
+    for other in catalogue(spec, record(spec, e.case), e.case, tiles):
+        if other.text == variant.text:
+            return other
+    return None
