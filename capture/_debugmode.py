@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._dynamo.eval_frame
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._debug_mode import DebugMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -28,12 +29,12 @@ class StepMode(DebugMode):  # type: ignore[no-untyped-call]
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(record_output=False, record_profiler_context=False)
         self._recorder = recorder
-        self._wrapped_depth = 0
         self._passing: Any = None
 
-    def __torch_dispatch__(
+    def see(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Run an operator with the recorder looking on."""
         kwargs = kwargs or {}
         recorder = self._recorder
         if recorder.muted or (types and FakeTensor in types) or self._is_tracing():
@@ -106,3 +107,26 @@ class StepMode(DebugMode):  # type: ignore[no-untyped-call]
     def record_triton_kernel(self, kernel_name: str, kwargs: dict[str, Any]) -> Any:
         """A kernel that Inductor launches inside a compiled region."""
         return InductorLaunch(self._recorder, kernel_name, kwargs)
+
+
+# torch wraps a mode's handler so that Dynamo stays out of it, at several microseconds a call. That is needed
+# only while Dynamo watches frames, so the wrapped handler is kept for then.
+_watching: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True)
+_skip_code: Any = getattr(torch._dynamo.eval_frame, "skip_code", None)
+_disable: Any = torch._dynamo.disable
+_see_undisturbed: Any = _disable(StepMode.see, recursive=True)
+
+
+def _dispatch(
+    self: StepMode, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    if _watching() is None:
+        return self.see(func, types, args, kwargs)
+    return _see_undisturbed(self, func, types, args, kwargs)
+
+
+_handler: Any = _see_undisturbed
+if _skip_code is not None:
+    _skip_code(_dispatch.__code__)
+    _handler = _dispatch
+type.__setattr__(StepMode, "__torch_dispatch__", _handler)

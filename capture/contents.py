@@ -41,8 +41,11 @@ class Contents:
         nbytes = content.count * _size(dtype)
         self.digested_bytes += nbytes
         if tensor.device.type == "cpu":
-            with HostBytes(tensor, place, nbytes) as (address, _):
-                digest = digest_host.digest_bytes(address, content.count, dtype)
+            if len(place) == 3:
+                digest = digest_host.digest_bytes(tensor.data_ptr(), content.count, dtype)
+            else:
+                with HostBytes(tensor, place, nbytes) as (address, _):
+                    digest = digest_host.digest_bytes(address, content.count, dtype)
             content.hash = digest.hash
             self._lines.append(ContentLine(content=content.number, digest=digest))
         else:

@@ -74,9 +74,9 @@ def finish(sums: Sums, *, count: int, nbytes: int) -> Digest:
     """The digest that the sums over all bytes of a tensor make."""
     return Digest(
         count=count,
-        sum=_json_safe(sums.sum),
-        abs_sum=_json_safe(sums.abs_sum),
-        sq_sum=_json_safe(sums.sq_sum),
+        sum=json_safe(sums.sum),
+        abs_sum=json_safe(sums.abs_sum),
+        sq_sum=json_safe(sums.sq_sum),
         min=sums.min if sums.finite else None,
         max=sums.max if sums.finite else None,
         nan=sums.nan,
@@ -86,8 +86,8 @@ def finish(sums: Sums, *, count: int, nbytes: int) -> Digest:
     )
 
 
-def _json_safe(value: float) -> float:
-    # JSON has no infinity; only float64 data can overflow a double's sum.
+def json_safe(value: float) -> float:
+    """An overflowed sum as the largest double: JSON has no infinity. Only float64 data can get there."""
     return math.copysign(1.7976931348623157e308, value) if math.isinf(value) else value
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from bridge.capture import digest_native, digest_numpy
-from bridge.capture.digest import BYTE_TYPES, KINDS, Sums, finish
+from bridge.capture.digest import BYTE_TYPES, EMPTY, KINDS, finish, json_safe
 from bridge.capture.dtypes import REAL_OF, itemsize
 from bridge.capture.record import Digest
 
@@ -36,21 +37,32 @@ def digest_bytes(address: int, count: int, dtype: str) -> Digest:
     if size is None:
         raise ValueError(f"no digest for elements of type {dtype}")
     real = REAL_OF.get(dtype)
-    elements = count * (2 if real else 1)
-    sums = walk(address, elements, real or dtype)
-    return finish(sums, count=elements, nbytes=count * size)
-
-
-def walk(address: int, count: int, dtype: str) -> Sums:
-    """Sums over `count` real elements at `address`."""
+    if real is not None:
+        count, dtype = 2 * count, real
+    nbytes = count * (itemsize(dtype) or 1)
     if count == 0:
-        return Sums()
+        return EMPTY
     library = digest_native.load()
     if library is None:
         table = byte_values(dtype) if dtype in BYTE_TYPES else None
-        return digest_numpy.walk(view(address, count * (itemsize(dtype) or 1)), dtype, table)
+        return finish(digest_numpy.walk(view(address, nbytes), dtype, table), count=count, nbytes=nbytes)
     kind = _KIND_OF[dtype]
-    return digest_native.walk(library, address, count, kind, byte_values(dtype) if kind == _BYTE else None)
+    found = digest_native.walk(library, address, count, kind, byte_values(dtype) if kind == _BYTE else None)
+    total, magnitude, square, least, most, nan, pos_inf, neg_inf, finite, _, name = found
+    if square == math.inf:
+        total, magnitude, square = json_safe(total), json_safe(magnitude), json_safe(square)
+    return Digest(
+        count=count,
+        sum=total,
+        abs_sum=magnitude,
+        sq_sum=square,
+        min=least if finite else None,
+        max=most if finite else None,
+        nan=nan,
+        pos_inf=pos_inf,
+        neg_inf=neg_inf,
+        hash=f"{name:016x}",
+    )
 
 
 _BYTE = KINDS.index("byte")

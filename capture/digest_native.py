@@ -12,34 +12,24 @@ import logging
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from bridge.capture.digest import Sums
-
 log = logging.getLogger("bridge.capture")
 SOURCE = Path(__file__).with_name("digest.c")
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-trapping-math", "-fno-math-errno", "-shared", "-fPIC")
 
 
-class _Result(ctypes.Structure):
-    _fields_ = (
-        ("sum", ctypes.c_double),
-        ("abs_sum", ctypes.c_double),
-        ("sq_sum", ctypes.c_double),
-        ("min", ctypes.c_double),
-        ("max", ctypes.c_double),
-        ("nan", ctypes.c_uint64),
-        ("pos_inf", ctypes.c_uint64),
-        ("neg_inf", ctypes.c_uint64),
-        ("finite", ctypes.c_uint64),
-        ("hash", ctypes.c_uint64),
-    )
+#: sum, abs_sum, sq_sum, min, max; nan, pos_inf, neg_inf, finite, hash as a part, hash of the whole.
+_RESULT = struct.Struct("5d6Q")
+_local = threading.local()
 
 
 @cache
@@ -66,25 +56,17 @@ def load() -> ctypes.CDLL | None:
 
 def walk(
     library: ctypes.CDLL, address: int, count: int, kind: int, table: npt.NDArray[np.float64] | None
-) -> Sums:
-    """Sums over `count` elements at `address`; `kind` indexes KINDS, `table` serves eight-bit types."""
-    result = _Result()
-    status = library.digest_run(
-        address, count, kind, 0, None if table is None else table.ctypes.data, ctypes.addressof(result)
-    )
+) -> tuple[float, float, float, float, float, int, int, int, int, int, int]:
+    """What `_RESULT` names, of `count` elements at `address`; `kind` indexes KINDS, `table` serves "byte"."""
+    try:
+        buffer, place = _local.result
+    except AttributeError:
+        buffer = bytearray(_RESULT.size)
+        place = ctypes.addressof((ctypes.c_char * _RESULT.size).from_buffer(buffer))
+        _local.result = buffer, place
+    status = library.digest_run(address, count, kind, 0, None if table is None else table.ctypes.data, place)
     assert status == 0, f"digest.c does not know kind {kind}"
-    return Sums(
-        sum=result.sum,
-        abs_sum=result.abs_sum,
-        sq_sum=result.sq_sum,
-        min=result.min,
-        max=result.max,
-        nan=result.nan,
-        pos_inf=result.pos_inf,
-        neg_inf=result.neg_inf,
-        finite=result.finite,
-        hash=result.hash,
-    )
+    return _RESULT.unpack_from(buffer)
 
 
 def _object_file() -> Path:

@@ -27,14 +27,15 @@ DTYPES: dict[str, tuple[int, str | None]] = {
     "complex128": (16, None),
 }
 
+_SIZES = {name: size for name, (size, _) in DTYPES.items()}
+
 #: Complex types are digested as pairs of these.
 REAL_OF = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 
 def itemsize(dtype: str) -> int | None:
     """Bytes of one element; None for a type that is neither digested nor stored (int4, quantized, bits)."""
-    known = DTYPES.get(dtype)
-    return known[0] if known else None
+    return _SIZES.get(dtype)
 
 
 def safetensors_name(dtype: str) -> str | None:

@@ -98,19 +98,18 @@ class Storages:
         if entry.contents:
             entry.contents = {}
 
-    def content(self, entry: StorageEntry, tensor: torch.Tensor, dtype: str) -> tuple[Place, Content]:
-        """The content that a tensor shows now; a new number when it has not been seen."""
-        place = place_of(tensor, dtype)
+    def content(self, entry: StorageEntry, place: Place) -> Content:
+        """What lies at a place of a storage now; a new number when it has not been seen."""
         found = entry.contents.get(place)
         if found is None:
             found = entry.contents[place] = Content(self._contents, place[1])
             self._contents += 1
-        return place, found
+        return found
 
 
 def place_of(tensor: torch.Tensor, dtype: str) -> Place:
     """Where a tensor lies in its storage; equal for tensors that show the same elements in memory order."""
-    offset = tensor.storage_offset()
+    offset = int(tensor.storage_offset())
     if tensor.is_contiguous():
         return (offset, tensor.numel(), dtype)
     layout = layout_of(tuple(tensor.shape), tensor.stride())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ T = TypeVar("T")
 _PARTS = ("inputs", "outputs", "params", "grad_outputs", "grad_inputs")
 #: torch allows 64 dimensions at most; a longer shape is damage, and rendering it would be costly.
 _MAX_DIMS = 64
+_MOST = 1 << 60
 
 
 @dataclass(slots=True, kw_only=True)
@@ -160,10 +162,13 @@ def _keep_what_changed(call: Call) -> None:
 
 
 def _sane(record: TensorRecord) -> bool:
+    # Beyond these bounds torch itself could not have held the tensor, and its arithmetic would overflow.
     return (
         len(record.stride) == len(record.shape)
-        and record.offset >= 0
+        and 0 <= record.offset < _MOST
         and (not record.shape or (min(record.shape) >= 0 and min(record.stride) >= 0))
+        and all(step < _MOST for step in record.stride)
+        and prod(size or 1 for size in record.shape) < _MOST
     )
 
 

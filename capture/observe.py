@@ -88,14 +88,15 @@ class Observer:
             if local.device.type != "cpu" or not _has_bytes(local):
                 return False
             entry = self.storages.entry(local)
-            place, content = self.storages.content(entry, local, _dtype_name(local.dtype))
+            place = place_of(local, _dtype_name(local.dtype))
+            content = self.storages.content(entry, place)
             if not content.digested or not self.contents.still(local, place, content):
                 return False
         return True
 
     def _plain(self, tensor: torch.Tensor, name: str, key: str, store: bool, state: State) -> TensorRecord:
         dtype = _DTYPE_NAMES.get(tensor.dtype) or _dtype_name(tensor.dtype)
-        device = _DEVICE_NAMES.get(tensor.device) or _device_name(tensor.device)
+        device = "cpu" if tensor.is_cpu else _DEVICE_NAMES.get(tensor.device) or _device_name(tensor.device)
         if not _has_bytes(tensor):
             return TensorRecord(
                 name=name,
@@ -110,9 +111,10 @@ class Observer:
                 tensor = tensor.resolve_conj().resolve_neg()
         entry = self.storages.entry(tensor)
         number = -1
-        known = not entry.garbage or state == PART or place_of(tensor, dtype) in entry.contents
+        place = place_of(tensor, dtype)
+        known = not entry.garbage or state == PART or place in entry.contents
         if state != IGNORED and known and dtype in DTYPES:
-            place, content = self.storages.content(entry, tensor, dtype)
+            content = self.storages.content(entry, place)
             number = content.number
             if state != LATER:
                 if not content.digested:
@@ -124,7 +126,7 @@ class Observer:
             dtype=dtype,
             shape=tuple(tensor.shape),
             stride=tensor.stride(),
-            offset=int(tensor.storage_offset()),
+            offset=place[0],
             device=device,
             requires_grad=tensor.requires_grad,
             storage=entry.number,

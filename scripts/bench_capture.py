@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import importlib.util
 import json
 import os
@@ -94,6 +95,34 @@ def decoder_step(width: int, *, device: str, rows: int, length: int, layers: int
     return model, step
 
 
+def titan_step(which: str, *, device: str) -> tuple[nn.Module, Step]:
+    """A model of torchtitan 0.2.2 by "model:flavor:rows:length", trained in bf16 autocast with fused AdamW."""
+    name, flavor, rows, length = which.split(":")
+    package = importlib.import_module(f"torchtitan.models.{name}")
+    arguments = getattr(package, f"{name}_args")[flavor]
+    arguments.max_seq_len = int(length)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = {"llama3": "Transformer", "qwen3": "Qwen3Model"}[name]
+        net: nn.Module = getattr(package, model)(arguments)
+        net.init_weights(torch.device(device))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+    tokens = torch.randint(0, arguments.vocab_size, (int(rows), int(length) + 1), device=device)
+
+    def step() -> torch.Tensor:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            logits = net(tokens[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        del logits
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return net, step
+
+
 def timed(action: Callable[[], Any], device: str) -> float:
     """Seconds that an action takes, the device's work included."""
     gc.collect()
@@ -144,13 +173,19 @@ def scratch(folder: str | None) -> Iterator[Path]:
 
 
 def measure(
-    model: nn.Module, step: Step, *, device: str, rounds: int, logger: Any, folder: str | None
+    model: nn.Module,
+    step: Step,
+    *,
+    device: str,
+    rounds: int,
+    logger: Any,
+    folder: str | None,
+    tensors: bool = True,
 ) -> dict[str, Any]:
-    """Seconds, ratios and memory of one model."""
-    kinds = {
-        "digest": Selection(),
-        "tensors": Selection(patterns=("*",)),
-    }
+    """Seconds, ratios and memory of one model; with `tensors` of storing every tensor as well."""
+    kinds = {"digest": Selection()}
+    if tensors:
+        kinds["tensors"] = Selection(patterns=("*",))
     seconds: dict[str, list[float]] = {"plain": [], **{kind: [] for kind in kinds}}
     step_only: dict[str, list[float]] = {kind: [] for kind in kinds}
     memory: dict[str, float] = {}
@@ -169,7 +204,7 @@ def measure(
                 seconds.setdefault("logger", []).append(
                     _peak(memory, "logger", device, _logged(logger, model, step))
                 )
-        manifest = load_capture(out / "tensors").manifest
+        manifest = load_capture(out / list(kinds)[-1]).manifest
         calls = len(load_capture(out / "digest").calls)
     plain = min(seconds["plain"])
     result: dict[str, Any] = {
@@ -211,7 +246,14 @@ def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(prog="scripts/bench capture", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-    parser.add_argument("--width", type=int, nargs="+", default=[256, 1024], help="widths of the decoder")
+    parser.add_argument("--width", type=int, nargs="*", default=[256, 1024], help="widths of the decoder")
+    parser.add_argument(
+        "--titan",
+        nargs="+",
+        default=[],
+        metavar="MODEL:FLAVOR:ROWS:LENGTH",
+        help="models of torchtitan 0.2.2, digests only: qwen3:0.6B:4:4096",
+    )
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)
@@ -231,7 +273,21 @@ def main() -> None:
         )
         if not given.json:
             print(f"width {width}: {json.dumps(models[f'width {width}'])}", flush=True)
-    first = models[f"width {given.width[0]}"]
+    for which in given.titan:
+        model, step = titan_step(which, device=given.device)
+        models[which] = measure(
+            model,
+            step,
+            device=given.device,
+            rounds=given.rounds,
+            logger=logger,
+            folder=given.folder,
+            tensors=False,
+        )
+        del model, step
+        if not given.json:
+            print(f"{which}: {json.dumps(models[which])}", flush=True)
+    first = next(iter(models.values()))
     if given.json:
         facts = {"torch": torch.__version__, "device": given.device, "threads": torch.get_num_threads()}
         print(

@@ -106,7 +106,22 @@ def test_random_damage(template: Path, name: str, seed: int, hashes: bool, times
     use(path)
 
 
-VALUES: list[Any] = [None, -1, 2**62, 2**64, 1e300, "", "../../x", [], {}, [[]], True, "x" * 10_000, [2**40] * 9, [0] * 9]
+VALUES: list[Any] = [
+    None,
+    -1,
+    2**62,
+    2**64,
+    1e300,
+    "",
+    "../../x",
+    [],
+    {},
+    [[]],
+    True,
+    "x" * 10_000,
+    [2**40] * 9,
+    [0] * 9,
+]
 
 
 def spots(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -118,7 +133,9 @@ def spots(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(FILES[:4]), st.integers(0, 2**32), st.sampled_from(range(len(VALUES))))
-def test_every_field_with_a_value_it_should_not_have(template: Path, name: str, seed: int, value: int) -> None:
+def test_every_field_with_a_value_it_should_not_have(
+    template: Path, name: str, seed: int, value: int
+) -> None:
     rng = random.Random(seed)
     path = template.parent / "forged"
     shutil.rmtree(path, ignore_errors=True)
