@@ -96,7 +96,7 @@ def decoder_step(width: int, *, device: str, rows: int, length: int, layers: int
 
 
 def titan_step(which: str, *, device: str) -> tuple[nn.Module, Step]:
-    """A model of torchtitan 0.2.2 by "model:flavor:rows:length", trained in bf16 autocast with fused AdamW."""
+    """torchtitan 0.2.2 model "name:flavor:rows:length", trained in bf16 autocast with fused AdamW."""
     name, flavor, rows, length = which.split(":")
     package = importlib.import_module(f"torchtitan.models.{name}")
     arguments = getattr(package, f"{name}_args")[flavor]
