@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,13 +75,15 @@ def capture_run(
     """
     whole = _as_config(config, settings)
     say = say or (lambda text: None)
+    # Before anything else of ours is imported: some of it imports Triton.
+    note = _choose_interpreter()
     if against is not None and step is None and whole.capture.step is None:
         from bridge.capture.store import load_capture
 
         step = load_capture(against).manifest.step
     request = _merge(
         whole, step=step, out=out, ops=(*ops, *modules), tensors=tensors, phases=phases, ranks=ranks,
-        budget_bytes=budget_bytes, force=force, on=on, replace=replace, stop=stop,
+        budget_bytes=budget_bytes, force=force, on=on, replace=replace, stop=stop, note=note,
     )  # fmt: skip
     if against is not None:
         from bridge.capture.against import capture_against
@@ -93,6 +96,21 @@ def capture_run(
     job = Job(request, whole, say=say, progress=progress)
     job.run(verbose=verbose)
     return job.result()
+
+
+def _choose_interpreter() -> str | None:
+    """Without a GPU let Triton kernels run in its interpreter; what to tell the user about that."""
+    from bridge.verify.registry import interpreting, prepare_triton
+
+    chosen = "TRITON_INTERPRET" in os.environ or interpreting()
+    try:
+        prepare_triton()
+    except UsageError as error:
+        # A run without Triton kernels is none the worse for it.
+        return str(error)
+    if not chosen and os.environ.get("TRITON_INTERPRET") == "1":
+        return "no GPU here: Triton kernels run in its interpreter (TRITON_INTERPRET=1)"
+    return None
 
 
 def _as_config(
@@ -139,4 +157,5 @@ def _merge(config: BridgeConfig, **given: Any) -> Request:
         trigger=trigger,
         replace={**section.replace, **(given["replace"] or {})},
         stop=given["stop"],
+        note=given["note"],
     )

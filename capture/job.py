@@ -17,7 +17,7 @@ from bridge.capture.steps import RunFacts, StepRecorder
 from bridge.capture.store import Capture, load_capture
 from bridge.config import BridgeConfig
 from bridge.errors import ConfigError, RunError, UsageError, near_misses
-from bridge.verify.registry import interpreting, known_names, prepare_triton
+from bridge.verify.registry import known_names
 
 
 class Job:
@@ -52,7 +52,8 @@ class Job:
         """
         request = self._request
         try:
-            self._choose_interpreter()
+            if request.note is not None:
+                self._say(request.note)
             self._sites = known_sites(request.ops, self._say)
             with replaced(request.replace) as kernels:
                 self._flags = {"replaced": kernels} if kernels else {}
@@ -114,13 +115,6 @@ class Job:
             self._keeper.patterns = expand(self._request.ops, self._sites)
         with self._keeper.open(parts, replace(facts, flags={**facts.flags, **self._flags}), step):
             yield
-
-    def _choose_interpreter(self) -> None:
-        """Without a GPU Triton kernels run in its interpreter; that must be set before triton is imported."""
-        chosen = "TRITON_INTERPRET" in os.environ or interpreting()
-        prepare_triton()
-        if not chosen and os.environ.get("TRITON_INTERPRET") == "1":
-            self._say("no GPU here: Triton kernels run in its interpreter (TRITON_INTERPRET=1)")
 
     def _warn_of_unknown(self, parts: Sequence[Any]) -> None:
         names = set(known_names())

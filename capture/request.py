@@ -38,6 +38,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     trigger: str | None = None
     replace: dict[str, str] = {}  #: module class -> kernel in its place
     stop: bool = True
+    note: str | None = None  #: told to the user once nothing is left to refuse
 
 
 class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):

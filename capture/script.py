@@ -201,8 +201,9 @@ class _StepCounter:
         if failure[0] is None:
             with _disable_current_modes():
                 losses = [loss.float().cpu() for loss in self._losses]
-                mean = float(torch.stack(losses).mean()) if losses else None
-            self._recorder.metrics(self.steps, loss=mean, grad_norm=self._grad_norm)
+                # Loops that accumulate scale each part, so that the parts sum to the step's loss.
+                total = float(torch.stack(losses).sum()) if losses else None
+            self._recorder.metrics(self.steps, loss=total, grad_norm=self._grad_norm)
         opened.__exit__(*failure)
 
 
