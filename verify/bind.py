@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from bridge.capture.record import Call, TensorRecord
 from bridge.errors import SpecError, UsageError
 from bridge.verify import sites
 from bridge.verify.case import Case, Recorded
+from bridge.verify.match import bind_attrs, describe, match_inputs
 from bridge.verify.spec import KernelSpec
 
 if TYPE_CHECKING:
     from bridge.capture.store import Capture
-
-#: Other names under which modules keep a norm's epsilon.
-_ALIASES = {"eps": ("epsilon", "variance_epsilon", "norm_eps")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,21 @@ def _bind(capture: Capture, call: Call, spec: KernelSpec, *, seed: int, device: 
         attrs = {}
     attrs = {**bind_attrs(call, spec, notes), **attrs}
     recorded = _recorded(call, spec, records, loaded)
-    grad_outputs = _upstream(call, spec, loaded, notes, seed=seed, device=device) if spec.grads else ()
+    outputs = [(output.shape, getattr(torch, output.dtype)) for output in call.outputs[: len(spec.outputs)]]
+    if spec.bind is not None and (made := _made_outputs(spec, inputs, attrs)) != outputs:
+        # A kernel may sit inside the module: what that returned, and its gradient, are not the kernel's.
+        recorded, outputs = None, made
+        notes.append(f"`bind` takes the inputs out of {call.op}, whose own outputs are another tensor's")
+        call = msgspec.structs.replace(call, grad_outputs=())
+        loaded = {name: tensor for name, tensor in loaded.items() if not name.startswith("grad_outputs/")}
+    if len(outputs) < len(spec.outputs):
+        raise SpecError(
+            f"KernelSpec {spec.name} names outputs ({', '.join(spec.outputs)}) but captured {call.key} "
+            f"returned {len(call.outputs)} tensors"
+        )
+    grad_outputs: tuple[torch.Tensor, ...] = ()
+    if spec.grads:
+        grad_outputs = _upstream(call, spec, outputs, loaded, notes, seed=seed, device=device)
     if call.note:
         notes.append(call.note)
     return Case(
@@ -179,79 +192,6 @@ def _to_device(tensors: Mapping[str, torch.Tensor], device: str) -> dict[str, to
     return placed
 
 
-def _positional(call: Call) -> list[TensorRecord]:
-    def order(record: TensorRecord) -> tuple[int, tuple[int, ...]]:
-        parts = record.name.split(".")
-        if all(part.isdigit() for part in parts):
-            return 0, tuple(int(part) for part in parts)
-        return 1, ()
-
-    return sorted(call.inputs, key=order)
-
-
-def match_inputs(call: Call, spec: KernelSpec) -> dict[str, TensorRecord]:
-    """Which record is which input: by name first, then in order; call arguments before parameters.
-
-    A launch's pointers are matched by the kernel's own argument names ("x", "x_ptr", "X").
-
-    Raises:
-        SpecError: an input stays without a tensor, or an argument of the call without an input.
-    """
-    found: dict[str, TensorRecord] = {}
-    inputs, params = _positional(call), list(call.params)
-    for name in spec.inputs:
-        for pool in (inputs, params):
-            match = next((r for r in pool if _same_name(r.name, name, call.kind)), None)
-            if match is not None:
-                found[name] = match
-                pool.remove(match)
-                break
-    if call.kind != "launch":
-        # A keyword argument has the module's name for it, which need not be the spec's.
-        for name in spec.inputs:
-            if name not in found and (inputs or params):
-                found[name] = inputs.pop(0) if inputs else params.pop(0)
-    lacking = [name for name in spec.inputs if name not in found]
-    surplus = [] if call.kind == "launch" else [record.name for record in inputs]
-    if lacking or surplus:
-        what = (
-            f"nothing for {', '.join(lacking)}" if lacking else f"no input for argument {', '.join(surplus)}"
-        )
-        raise SpecError(
-            f"KernelSpec {spec.name} with inputs ({', '.join(spec.inputs)}) does not fit captured "
-            f"{call.kind} {call.key} ({_describe(call)}): {what}; give the spec a `bind`"
-        )
-    return found
-
-
-def _same_name(recorded: str, wanted: str, kind: str) -> bool:
-    if recorded == wanted:
-        return True
-    if kind == "launch":
-        return recorded.casefold().removesuffix("_ptr").removesuffix("ptr") == wanted.casefold()
-    return recorded.rpartition(".")[2] == wanted and not recorded.rpartition(".")[2].isdigit()
-
-
-def _describe(call: Call) -> str:
-    parts = [f"argument {r.name} {r.dtype}{list(r.shape)}" for r in call.inputs]
-    parts += [f"parameter {r.name} {r.dtype}{list(r.shape)}" for r in call.params]
-    return ", ".join(parts) or "no tensors"
-
-
-def bind_attrs(call: Call, spec: KernelSpec, notes: list[str]) -> dict[str, Any]:
-    """The run's values for the spec's attrs; where it recorded none, the spec's own, with a note."""
-    values: dict[str, Any] = {}
-    for name, default in spec.attrs.items():
-        for key in (name, *_ALIASES.get(name, ())):
-            if key in call.attrs:
-                values[name] = call.attrs[key]
-                break
-        else:
-            values[name] = default
-            notes.append(f"{name} was not recorded: {default!r} of the spec is used")
-    return values
-
-
 def _bind_by_spec(
     spec: KernelSpec, call: Call, loaded: Mapping[str, torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
@@ -268,7 +208,7 @@ def _bind_by_spec(
     except Exception as error:
         raise SpecError(
             f"KernelSpec {spec.name}: `bind` raised {type(error).__name__}: {error} "
-            f"on {call.key} ({_describe(call)})"
+            f"on {call.key} ({describe(call)})"
         ) from error
     attrs: dict[str, Any] = {}
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
@@ -317,9 +257,28 @@ def _recorded(
     return Recorded(outputs=outputs, grads=grads) if outputs else None
 
 
+def _made_outputs(
+    spec: KernelSpec, inputs: Sequence[torch.Tensor], attrs: Mapping[str, Any]
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and dtypes that the reference makes of the inputs.
+
+    Raises:
+        SpecError: the reference does not run on what `bind` returned.
+    """
+    try:
+        with torch.no_grad():
+            returned = spec.reference(*(tensor.clone() for tensor in inputs), **attrs)
+    except Exception as error:
+        text = f"the reference raised {type(error).__name__}: {error} on what `bind` returned"
+        raise SpecError(f"KernelSpec {spec.name}: {text}") from error
+    tensors = returned if isinstance(returned, tuple | list) else (returned,)
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+
+
 def _upstream(
     call: Call,
     spec: KernelSpec,
+    outputs: Sequence[tuple[tuple[int, ...], torch.dtype]],
     loaded: Mapping[str, torch.Tensor],
     notes: list[str],
     *,
@@ -330,27 +289,20 @@ def _upstream(
 
     An output without one, beside others that have theirs, is one that the loss does not depend on: zeros.
     """
-    if len(call.outputs) < len(spec.outputs):
-        raise SpecError(
-            f"KernelSpec {spec.name} names outputs ({', '.join(spec.outputs)}) but captured {call.key} "
-            f"returned {len(call.outputs)} tensors"
-        )
     upstream = {record.name for record in call.grad_outputs}
     generator = torch.Generator().manual_seed(seed)
     grads: list[torch.Tensor] = []
-    for name, output in zip(spec.outputs, call.outputs, strict=False):
-        dtype = getattr(torch, output.dtype)
-        stored = loaded.get(f"grad_outputs/{output.name}")
+    for place, (name, (shape, dtype)) in enumerate(zip(spec.outputs, outputs, strict=True)):
+        recorded = call.outputs[place].name if place < len(call.outputs) else ""
+        stored = loaded.get(f"grad_outputs/{recorded}")
         if stored is not None:
             grads.append(stored)
-        elif upstream and output.name not in upstream:
-            grads.append(torch.zeros(output.shape, dtype=dtype, device=device))
+        elif upstream and recorded not in upstream:
+            grads.append(torch.zeros(shape, dtype=dtype, device=device))
             notes.append(f"{name} had no upstream gradient in the run: zeros")
         else:
-            grads.append(torch.randn(output.shape, generator=generator).to(dtype).to(device))
-            notes.append(
-                f"the run recorded no upstream gradient of {name}: a random one (seed {seed}) is used"
-            )
+            grads.append(torch.randn(shape, generator=generator).to(dtype).to(device))
+            notes.append(f"no upstream gradient of {name} was recorded: a random one (seed {seed}) is used")
     return tuple(grads)
 
 

@@ -8,6 +8,7 @@ imports no torch.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import re
@@ -46,6 +47,7 @@ MAX_LOST = 4
 #: Importing torch and compiling a first kernel may take this long on a cold machine.
 MIN_LOADING_SECONDS = 120.0
 
+_PR_SET_PDEATHSIG = 1
 _FRAME = re.compile(r'File "(.+?)", line (\d+) in (\w+)')
 _DECODER = msgspec.json.Decoder(Event)
 
@@ -209,8 +211,15 @@ def _where(trace: Path) -> str:
     return ""
 
 
+def _die_with_parent() -> None:
+    """A hanging kernel must not outlive a command that was killed; only Linux can be asked for that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _child(descriptor: int, trace: str) -> NoReturn:
     """Entry point of the child: a Job on stdin, events on `descriptor`, everything printed to stderr."""
+    _die_with_parent()
     # What a kernel prints must not mix with a document that the parent writes to stdout.
     os.dup2(2, 1)
     # Overflow and NaN are often the point of an input; the interpreter's numpy need not comment on them.

@@ -182,6 +182,10 @@ def stored_request(verdict: Verdict, choice: ConstantChoice) -> Request:
         request = msgspec.convert(verdict.provenance.request, Request)
     except msgspec.ValidationError as error:
         raise UsageError(f"the request stored in this verdict cannot be read: {error}") from None
+    if request.op is None and request.kernel is None and request.reference is None:
+        raise UsageError(
+            "this verdict is of a KernelSpec made in Python; call bridge.verify.verify_kernel again"
+        )
     given = {name: getattr(verdict.constants, name) for name in Constants.__struct_fields__}
     for name in Constants.__struct_fields__:
         if getattr(choice, name) is not None:

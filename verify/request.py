@@ -61,8 +61,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     constants: ConstantChoice = ConstantChoice()
     command: tuple[str, ...] = ()
 
-    def check(self) -> None:
-        """Raise UsageError when the parts of the request exclude each other or nothing is named."""
+    def check(self, *, named: bool = True) -> None:
+        """Raise UsageError when the parts of the request exclude each other; named: it must name a kernel."""
         self.constants.check()
         if (self.reference is None) != (self.target_fn is None):
             raise UsageError(
@@ -70,7 +70,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.reference is not None and self.kernel is not None:
             raise UsageError("--kernel brings its own reference; leave out --reference and --target-fn")
-        if self.op is None and self.kernel is None and self.reference is None:
+        if named and self.op is None and self.kernel is None and self.reference is None:
             raise UsageError("nothing to judge: name a kernel with --op NAME or --kernel FILE")
         if self.target == "recorded" and self.capture is None:
             raise UsageError("--target recorded judges what a run recorded: name the capture with --from DIR")

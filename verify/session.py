@@ -83,8 +83,7 @@ def execute(
 def _open(
     request: Request, say: Emit, resume: Resume, loaded: LoadedSpec | None, capture: Capture | None
 ) -> _Session:
-    if loaded is None:
-        request.check()
+    request.check(named=loaded is None)
     say(Phase(name="loading"))
     if capture is None and request.capture is not None:
         from bridge.capture.store import load_capture

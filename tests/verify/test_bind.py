@@ -13,6 +13,7 @@ import torch
 from bridge.capture.record import Call, Digest, Manifest, TensorRecord
 from bridge.errors import SpecError, UsageError
 from bridge.verify import bind, sites
+from bridge.verify.match import match_inputs
 from bridge.verify.spec import KernelSpec
 
 
@@ -154,7 +155,7 @@ def test_names_win_over_order_and_dotted_parameters_match() -> None:
     capture = FakeCapture()
     x, other, weight = torch.randn(4, 8), torch.randn(4, 8), torch.randn(8)
     call = capture.add("norm", "OffsetRMSNorm", inputs={"0": other, "x": x}, params={"inner.weight": weight})
-    found = bind.match_inputs(call, spec(inputs=("x", "residual", "weight"), grads=()))
+    found = match_inputs(call, spec(inputs=("x", "residual", "weight"), grads=()))
     assert {name: record.name for name, record in found.items()} == {
         "x": "x",
         "residual": "0",
@@ -166,7 +167,7 @@ def test_op_arguments_bind_in_schema_order() -> None:
     capture = FakeCapture()
     tensors = {"10": torch.randn(8), "2": torch.randn(4, 8)}
     call = capture.add("norm/op_0", "demo::norm.default", kind="op", inputs=tensors)
-    found = bind.match_inputs(call, SPEC)
+    found = match_inputs(call, SPEC)
     assert (found["x"].name, found["weight"].name) == ("2", "10")
 
 
@@ -174,10 +175,10 @@ def test_a_launch_binds_by_the_kernels_argument_names() -> None:
     capture = FakeCapture()
     tensors = {"y_ptr": torch.zeros(4, 8), "W_ptr": torch.randn(8), "x_ptr": torch.randn(4, 8)}
     call = capture.add("k", "_fwd", kind="launch", inputs=tensors)
-    found = bind.match_inputs(call, spec(inputs=("x", "w"), grads=()))
+    found = match_inputs(call, spec(inputs=("x", "w"), grads=()))
     assert (found["x"].name, found["w"].name) == ("x_ptr", "W_ptr")
     with pytest.raises(SpecError, match="nothing for weight; give the spec a `bind`"):
-        bind.match_inputs(call, SPEC)
+        match_inputs(call, SPEC)
 
 
 def test_what_does_not_fit_says_what_the_call_has() -> None:
@@ -190,7 +191,8 @@ def test_what_does_not_fit_says_what_the_call_has() -> None:
 
 def test_bind_of_the_spec_overrides() -> None:
     capture = FakeCapture()
-    call = add_norm(capture, "norm", inputs={"0": torch.randn(4, 8), "1": torch.randn(3)})
+    inputs, outputs = {"0": torch.randn(4, 8), "1": torch.randn(3)}, {"0": torch.randn(4, 8)}
+    call = add_norm(capture, "norm", inputs=inputs, outputs=outputs, grad_outputs=outputs)
 
     def by_name(view: bind.CapturedCall) -> dict[str, Any]:
         return {"x": view.inputs["0"], "weight": view.params["weight"] + 1, "eps": 0.5}
@@ -270,6 +272,21 @@ def test_the_outermost_call_is_judged_and_recompute_is_not() -> None:
     add_norm(capture, "norm again", phase="recompute")
     found = sites.find_calls(cast(Any, capture), SPEC)
     assert [call.key for call in found] == ["norm"]
+
+
+def test_a_kernel_inside_the_module_gets_no_record_of_the_module() -> None:
+    capture = FakeCapture()
+    add_norm(capture, "norm", outputs={"0": torch.randn(2, 4, 5)}, grad_outputs={"0": torch.randn(2, 4, 5)})
+
+    def inside(view: bind.CapturedCall) -> dict[str, Any]:
+        return {"x": view.inputs["0"] * 2, "weight": view.params["weight"]}
+
+    (case,) = bound(capture, spec(bind=inside)).cases
+    assert case.recorded is None
+    assert case.grad_outputs[0].shape == (2, 4, 8)
+    assert any("takes the inputs out of OffsetRMSNorm" in note for note in case.notes)
+    with pytest.raises(SpecError, match="the reference raised RuntimeError"):
+        bound(capture, spec(bind=lambda view: {"x": view.inputs["0"], "weight": torch.ones(3)}))
 
 
 def test_another_op_name_is_a_glob_over_the_capture() -> None:

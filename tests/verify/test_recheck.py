@@ -138,6 +138,9 @@ def test_differences_name_what_changed() -> None:
 def test_a_request_that_cannot_be_asked_again(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not say how it was asked for"):
         recheck.stored_request(verdict(entry()), ConstantChoice())
+    with pytest.raises(UsageError, match="a KernelSpec made in Python"):
+        made = Provenance(request={"seed": 0})
+        recheck.stored_request(verdict(entry(), provenance=made), ConstantChoice())
     gone = Provenance(request={"op": "x", "capture": str(tmp_path / "gone")})
     with pytest.raises(UsageError, match=r"the capture of this verdict, .*gone, is gone"):
         recheck.stored_request(verdict(entry(), provenance=gone), ConstantChoice())
