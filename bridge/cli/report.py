@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -53,4 +54,4 @@ def command(document: Path, out: Path | None, form: str | None, verbose: bool) -
 
 def _color() -> bool:
     context = click.get_current_context()
-    return context.color is not False and click.get_text_stream("stdout").isatty()
+    return context.color is not False and sys.stdout.isatty()

@@ -1,4 +1,4 @@
-"""Figures of a verdict as plain plotly dicts: computed here, painted by the page or a notebook.
+"""Figures as plain plotly dicts: computed here, painted by the page or a notebook.
 
 Every figure comes with a summary in words, for readers without a picture. Data arrives binned in
 the document, so a figure stays small whatever the tensor's size.
@@ -14,6 +14,7 @@ from bridge.report.palette import light
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from bridge.report.documents import Document
     from bridge.verify.verdict import Verdict
 
 
@@ -24,15 +25,41 @@ class Figure:
     spec: dict[str, Any]  #: plotly: {"data": [...], "layout": {...}}, light theme
 
 
-def plot(verdict: Verdict, *, theme: str = "light") -> dict[str, go.Figure]:
-    """Return the verdict's figures as plotly objects, for a notebook.
+def plot(document: Document, *, theme: str = "light") -> dict[str, go.Figure]:
+    """Return a document's figures as plotly objects, for a notebook.
 
-    Keys: "margins", and "map TENSOR" and "histogram TENSOR" for the worst case of each tensor.
+    Keys of a verdict: "margins", and "map TENSOR" and "histogram TENSOR" for the worst case of each
+    tensor. Of a diff: "flow", "layer-op", "layer-module", "steps METRIC". Of a scan: "layer-op" and
+    "layer-module".
     """
     import plotly.graph_objects as go
 
-    from bridge.report.error_figures import error_map, histogram
     from bridge.report.palette import themed
+
+    figures = {name: go.Figure(themed(figure.spec, theme)) for name, figure in _figures(document).items()}
+    for name, figure in figures.items():
+        figure.update_layout(title_text=escape(name), title_font_size=13, margin_t=64)
+    return figures
+
+
+def _figures(document: Document) -> dict[str, Figure]:
+    from bridge.verify.diff_document import DiffDocument
+    from bridge.verify.verdict import Verdict
+
+    if isinstance(document, Verdict):
+        return _of_verdict(document)
+    if isinstance(document, DiffDocument):
+        from bridge.report.flow_figures import flow, layer_maps, step_trace
+
+        found = {f"steps {trace.metric}": step_trace(trace) for trace in document.steps}
+        return {"flow": flow(document), **layer_maps(document), **found} if len(document.table) else found
+    from bridge.report.scan_figures import scan_map
+
+    return {f"layer-{by}": scan_map(document, by=by) for by in ("op", "module")}
+
+
+def _of_verdict(verdict: Verdict) -> dict[str, Figure]:
+    from bridge.report.error_figures import error_map, histogram
     from bridge.report.verdict_margins import margins
     from bridge.report.verdict_model import build_view
 
@@ -44,10 +71,7 @@ def plot(verdict: Verdict, *, theme: str = "light") -> dict[str, go.Figure]:
             found[f"map {group.tensor}"] = error_map(entry.error_map)
         if entry.histogram is not None:
             found[f"histogram {group.tensor}"] = histogram(entry.histogram, failed=group.outcome == "FAIL")
-    figures = {name: go.Figure(themed(figure.spec, theme)) for name, figure in found.items()}
-    for name, figure in figures.items():
-        figure.update_layout(title_text=name, title_font_size=13, margin_t=48)
-    return figures
+    return found
 
 
 def layout(height: int, **more: Any) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bridge.report import render_html, write_report
+from bridge.report import render_html, write_json, write_report
 from bridge.report.verdict_model import build_view
 from bridge.report.verdict_panels import MAX_BLOCKS, build_panels
+from bridge.verify.diff_document import DiffDocument, ScanDocument
 from bridge.verify.verdict import ErrorMap, TensorVerdict, Verdict
 
 VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})
@@ -164,18 +165,20 @@ def test_same_document_same_page(failing: Verdict) -> None:
     assert render_html(failing) == render_html(failing)
 
 
-def test_reports_import_neither_torch_nor_a_browser_library(failing: Verdict, tmp_path: Path) -> None:
-    from bridge.report import write_json
-
-    write_json(failing, tmp_path / "verdict.json")
+def test_reports_import_neither_torch_nor_numpy(
+    failing: Verdict, ab: DiffDocument, scan: ScanDocument, tmp_path: Path
+) -> None:
+    for name, document in (("verdict", failing), ("diff", ab), ("scan", scan)):
+        write_json(document, tmp_path / f"{name}.json")
     script = """
 import sys
 from pathlib import Path
-from bridge.report import read_json, render_markdown, render_text, write_junit, write_report
+from bridge.report import read_document, render_markdown, render_text, write_junit, write_report
 folder = Path(sys.argv[1])
-verdict = read_json(folder / "verdict.json")
-render_text(verdict), render_markdown(verdict)
-write_junit(verdict, folder / "junit.xml"), write_report(verdict, folder / "report.html")
+for name in ("verdict", "diff", "scan"):
+    document = read_document(folder / f"{name}.json")
+    render_text(document), render_markdown(document)
+    write_junit(document, folder / "junit.xml"), write_report(document, folder / "report.html")
 heavy = {"torch", "triton", "numpy", "pandas", "plotly.graph_objs"} & set(sys.modules)
 assert not heavy, heavy
 """

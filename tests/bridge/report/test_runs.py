@@ -13,7 +13,15 @@ import msgspec
 import pytest
 
 from bridge.errors import UsageError
-from bridge.report import read_document, read_json, render_junit, render_markdown, render_text, write_json
+from bridge.report import (
+    plot,
+    read_document,
+    read_json,
+    render_junit,
+    render_markdown,
+    render_text,
+    write_json,
+)
 from bridge.report.calls import call_row, layer_of, rows_with, short_op
 from bridge.report.diff_model import build_diff_view
 from bridge.report.flow_figures import BINS, flow, layer_maps, step_trace
@@ -230,7 +238,8 @@ def test_step_trace(ab: DiffDocument) -> None:
 
 
 def test_plotly_accepts_the_figures(ab: DiffDocument, scan: ScanDocument) -> None:
-    import plotly.graph_objects as go
-
-    figures = [flow(ab), *layer_maps(ab).values(), step_trace(ab.steps[0]), scan_map(scan, by="op")]
-    assert all(go.Figure(figure.spec).data for figure in figures)
+    """Also as objects in a notebook; plotly's objects reject an unknown property."""
+    found = plot(ab, theme="dark")
+    assert set(found) == {"flow", "layer-op", "layer-module", "steps loss"}
+    assert set(plot(scan)) == {"layer-op", "layer-module"}
+    assert all(figure.data for figure in found.values())
