@@ -11,8 +11,8 @@ import triton.language as tl
 
 from bridge.kernels._launch import INTERPRETED, column_block, narrow, wrap_triton
 
-#: Row blocks at 4096 columns: enough to keep every SM of a large GPU busy.
-_ROW_BLOCKS = 512
+#: Row blocks at 4096 columns: as many as 132 SMs run at once, so that there is no half-empty second wave.
+_ROW_BLOCKS = 256
 _LEAST_ROW_BLOCKS = 128
 _ROWS = 32
 _COLUMNS = 64
@@ -50,8 +50,20 @@ def fold(partial: torch.Tensor, total: torch.Tensor) -> None:
 def tiles_per_program(rows: int, tile: int, block: int) -> int:
     """Tiles of `tile` rows that each first-stage program walks.
 
-    Depends on the shape alone, so that results repeat from GPU to GPU. A power of two, so that few variants
-    are compiled; wide rows get fewer blocks, so that the partial sums stay small beside the input.
+    Depends on the shape alone, so that results repeat from GPU to GPU. A power of two or a multiple of 16, so
+    that few variants are compiled; wide rows get fewer blocks, so that the partial sums stay small beside the
+    input.
     """
     wanted = max(_LEAST_ROW_BLOCKS, min(_ROW_BLOCKS, _ROW_BLOCKS * 4096 // block))
-    return int(triton.next_power_of_2(triton.cdiv(triton.cdiv(rows, tile), wanted)))
+    tiles = int(triton.cdiv(triton.cdiv(rows, tile), wanted))
+    return int(triton.next_power_of_2(tiles)) if tiles <= 16 else 16 * int(triton.cdiv(tiles, 16))
+
+
+def stages_for(step_bytes: int) -> int:
+    """Stages of a first-stage loop whose step loads `step_bytes`: as many as shared memory has room for."""
+    return 3 if step_bytes <= 16384 else 2 if step_bytes <= 32768 else 1
+
+
+def stage_warps(elements: int) -> int:
+    """Warps of a first-stage program with `elements` in a tile: 16 a thread, as four such blocks are live."""
+    return max(4, min(32, int(triton.next_power_of_2(elements)) // 512))

@@ -24,7 +24,7 @@ from bridge.kernels._launch import (
     widen,
     wrap_triton,
 )
-from bridge.kernels._reduce import fold, tiles_per_program
+from bridge.kernels._reduce import fold, stage_warps, stages_for, tiles_per_program
 
 __all__ = ["INTERPRETED", "MAX_COLUMNS", "layer_norm", "layer_norm_backward"]
 
@@ -63,7 +63,7 @@ def layer_norm_forward_kernel(
 def layer_norm_backward_kernel(
     grad_ptr, x_ptr, weight_ptr, mean_ptr, shift_ptr, rstd_ptr, grad_x_ptr,
     partial_weight_ptr, partial_bias_ptr, rows, columns, grad_stride, x_stride,
-    TILE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """TILES tiles of rows: grad_x, and this program's row of fp32 partial parameter gradients."""
     program = tl.program_id(0)
@@ -72,7 +72,8 @@ def layer_norm_backward_kernel(
     weight = widen(tl.load(weight_ptr + column, mask=in_columns, other=0.0))
     total_weight = tl.zeros([TILE, BLOCK], dtype=tl.float32)
     total_bias = tl.zeros([TILE, BLOCK], dtype=tl.float32)
-    for step in range(TILES):
+    # With more than one stage the rows of the next step are fetched while this one is worked on.
+    for step in tl.range(TILES, num_stages=STAGES):
         row = (program * TILES + step) * TILE + tl.arange(0, TILE)
         inside = (row < rows)[:, None] & in_columns[None, :]
         row64 = row.to(tl.int64)
@@ -167,7 +168,8 @@ def layer_norm_backward(
     wrap_triton(layer_norm_backward_kernel)[(blocks,)](
         upstream, source, weight.contiguous(), mean, shift, rstd, grad_x, partial_weight, partial_bias,
         rows, columns, upstream.stride(0), source.stride(0),
-        TILE=tile, TILES=tiles, BLOCK=block, num_warps=warps_for(tile * block),
+        TILE=tile, TILES=tiles, BLOCK=block, num_warps=stage_warps(tile * block),
+        STAGES=stages_for(tile * block * (x.element_size() + grad.element_size())),
     )  # fmt: skip
     fold(partial_weight, grad_weight)
     fold(partial_bias, grad_bias)

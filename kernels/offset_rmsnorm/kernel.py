@@ -23,7 +23,7 @@ from bridge.kernels._launch import (
     widen,
     wrap_triton,
 )
-from bridge.kernels._reduce import fold, tiles_per_program
+from bridge.kernels._reduce import fold, stage_warps, stages_for, tiles_per_program
 
 __all__ = ["INTERPRETED", "MAX_COLUMNS", "offset_rms_norm", "offset_rms_norm_backward"]
 
@@ -53,7 +53,7 @@ def offset_rms_norm_forward_kernel(
 @triton.jit
 def offset_rms_norm_backward_kernel(
     grad_ptr, x_ptr, weight_ptr, rstd_ptr, grad_x_ptr, partial_ptr, rows, columns, grad_stride, x_stride,
-    TILE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """TILES tiles of rows: grad_x, and this program's row of fp32 partial weight gradients."""
     program = tl.program_id(0)
@@ -61,7 +61,8 @@ def offset_rms_norm_backward_kernel(
     in_columns = column < columns
     gain = 1.0 + widen(tl.load(weight_ptr + column, mask=in_columns, other=0.0))
     total = tl.zeros([TILE, BLOCK], dtype=tl.float32)
-    for step in range(TILES):
+    # With more than one stage the rows of the next step are fetched while this one is worked on.
+    for step in tl.range(TILES, num_stages=STAGES):
         row = (program * TILES + step) * TILE + tl.arange(0, TILE)
         inside = (row < rows)[:, None] & in_columns[None, :]
         row64 = row.to(tl.int64)
@@ -136,7 +137,8 @@ def offset_rms_norm_backward(
     wrap_triton(offset_rms_norm_backward_kernel)[(blocks,)](
         upstream, source, weight.contiguous(), rstd, grad_x, partial, rows, columns,
         upstream.stride(0), source.stride(0),
-        TILE=tile, TILES=tiles, BLOCK=block, num_warps=warps_for(tile * block),
+        TILE=tile, TILES=tiles, BLOCK=block, num_warps=stage_warps(tile * block),
+        STAGES=stages_for(tile * block * (x.element_size() + grad.element_size())),
     )  # fmt: skip
     fold(partial, grad_weight)
     return grad_x, grad_weight
