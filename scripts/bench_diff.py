@@ -2,8 +2,8 @@
 
     python scripts/bench_diff.py [--calls N] [--json] [--keep DIR]
 
-Prints {"seconds": ..., "peak_gb": ..., "page_mb": ...}: reading both folders, aligning, comparing, and writing
-diff.json and the page, in a fresh process. The two runs differ in one fault and in everything behind it.
+Prints {"seconds": ..., "peak_gb": ..., "page_mb": ...}: reading both folders, aligning, comparing, and
+writing diff.json and the page, in a fresh process. The runs differ in one fault and all that follows it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Contents:
 
 
 def synthetic(calls: int, *, fault_at: int | None) -> tuple[list[Call], list[ContentLine]]:
-    """A step of many layers, forward and backward over several microbatches; from `fault_at` on it differs."""
+    """A step of many layers and microbatches, forward and backward; from `fault_at` on it differs."""
     contents = Contents(seed=1)
     counts: dict[str, int] = {}
     made: list[Call] = []

@@ -1,9 +1,10 @@
-"""Does `bridge diff` name the culprit? Plants one fault at a time into the demo run and looks at the first suspect.
+"""Does `bridge diff` name the culprit? Plants one fault at a time into the demo run, looks at the suspect.
 
     python scripts/bench_localisation.py [--json] [--only TEXT] [--digests]
 
-Prints one row a change. A fault is localised when the first suspect is the planted call or lies in its module;
-a legal change must name no suspect. Every pair is judged twice: with tensors (replay) and from digests alone.
+Prints one row a change. A fault is localised when the first suspect is the planted call or lies in its
+module; a legal change must name no suspect. Every pair is judged twice: with tensors (replay) and from
+digests alone.
 """
 
 from __future__ import annotations

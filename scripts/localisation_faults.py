@@ -213,7 +213,8 @@ def faults() -> list[Change]:
     wrong = [
         Change(name=f"norm: {kind}", where=(fqn,), plant=at(fqn, lambda m, x, k=kind: norm(m, x, formula=k)))
         for kind, fqn in (
-            ("no offset", n0), ("fp16 offset", n1), ("mean abs", n0), ("counts padding", "norm"), ("bf16 rstd", n1),
+            ("no offset", n0), ("fp16 offset", n1), ("mean abs", n0), ("counts padding", "norm"),
+            ("bf16 rstd", n1),
         )
     ]  # fmt: skip
     wrong += [
@@ -247,7 +248,7 @@ def faults() -> list[Change]:
     ]  # fmt: skip
     wrong += [
         Change(name="output truncated to bfloat16", where=(n0,), plant=after(n0, _truncated)),
-        Change(name="output cast to bfloat16", where=(ff,), plant=after(ff, lambda t: t.bfloat16().to(t.dtype))),
+        Change(name="output cast to bfloat16", where=(ff,), plant=after(ff, lambda t: t.bfloat16().float())),
         Change(name="output scaled by 1.001", where=("layers.0.attention.wo",),
                plant=after("layers.0.attention.wo", lambda t: t * 1.001)),
         Change(name="rows shifted by one", where=("layers.0.feed_forward",),
@@ -255,7 +256,7 @@ def faults() -> list[Change]:
         Change(name="overflow to Inf", where=("layers.1.feed_forward.w3",),
                plant=after("layers.1.feed_forward.w3", lambda t: t * 1e20 * 1e20)),
         Change(name="last row zeroed", where=("layers.1.attention.wo",),
-               plant=after("layers.1.attention.wo", lambda t: torch.cat([t[:, :-1], torch.zeros_like(t[:, -1:])], 1))),
+               plant=after("layers.1.attention.wo", _last_row_lost)),
         Change(name="dropout nobody asked for", where=(ff,), plant=after(ff, lambda t: F.dropout(t, 0.1))),
         Change(name="dropout of another seed", where=(ff,), base=after(ff, lambda t: _drop(t, 1)),
                plant=after(ff, lambda t: _drop(t, 2))),
@@ -263,7 +264,7 @@ def faults() -> list[Change]:
         Change(name="rope: half-precision angles", where=("layers.1.attention.rope",), plant=_coarse_rope),
         Change(name="gradient scaled by 1.01", where=("layers.0.feed_forward",),
                plant=after("layers.0.feed_forward", lambda t: _GradTimes.apply(t, 1.01))),
-        Change(name="gradient dropped (detach)", where=("layers.1.attention.qkv_linear.wk", "layers.1.attention"),
+        Change(name="gradient dropped (detach)", where=("layers.1.attention",),
                plant=after("layers.1.attention.qkv_linear.wk", lambda t: t.detach())),
         Change(name="one weight perturbed", where=(wq,), plant=weight(wq, lambda w: w[3, 5].add_(0.1))),
         Change(name="weight of a norm perturbed", where=(n1,), plant=weight(n1, lambda w: w[7].add_(0.01))),
@@ -288,6 +289,10 @@ def _swap(w: torch.Tensor) -> None:
     w[101] = first
 
 
+def _last_row_lost(t: torch.Tensor) -> torch.Tensor:
+    return torch.cat([t[:, :-1], torch.zeros_like(t[:, -1:])], 1)
+
+
 def _drop(t: torch.Tensor, seed: int) -> torch.Tensor:
     mask = torch.empty_like(t).bernoulli_(0.9, generator=torch.Generator().manual_seed(seed))
     return t * mask / 0.9
@@ -305,15 +310,19 @@ def _coarse_rope(model: torch.nn.Module) -> None:
 
 
 def _group(key: str, value: Any) -> Plant:
-    """Change a constant of every optimizer that is built from now on in this process."""
+    """Change a constant of the optimizer that steps next; hooks are kept by torch, so it acts once."""
 
     def plant(model: torch.nn.Module) -> None:
-        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            for group in optimizer.param_groups:
-                group[key] = value
-            handle.remove()
+        done: list[bool] = []
 
-        handle = register_optimizer_step_pre_hook(hook)
+        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            # torchtitan's container of optimizers is an optimizer too, and steps first.
+            if not done and isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+                for group in optimizer.param_groups:
+                    group[key] = value
+                done.append(True)
+
+        register_optimizer_step_pre_hook(hook)
 
     return plant
 
@@ -321,13 +330,20 @@ def _group(key: str, value: Any) -> Plant:
 def legal() -> list[Change]:
     """Changes that differ by legal rounding, or not at all."""
     ff = "layers.1.feed_forward"
+
+    def linears(name: str, kind: str) -> Plant:
+        return everywhere(name, lambda m, x: linear(m, x, kind=kind))
+
+    def one(kind: str) -> Plant:
+        return at(ff, lambda m, x: feed_forward(m, x, kind=kind))
+
     rounding = [
         Change(name="the same run again"),
-        Change(name="linear: split K, one layer", plant=at(f"{ff}.w2", lambda m, x: linear(m, x, kind="split k"))),
-        Change(name="linear: FP64 inside, all w1", plant=everywhere("w1", lambda m, x: linear(m, x, kind="fp64"))),
-        Change(name="linear: einsum, all w3", plant=everywhere("w3", lambda m, x: linear(m, x, kind="einsum"))),
-        Change(name="silu as x * sigmoid(x)", plant=at(ff, lambda m, x: feed_forward(m, x, kind="x sigmoid"))),
-        Change(name="copies that change nothing", plant=at(ff, lambda m, x: feed_forward(m, x, kind="clone"))),
+        Change(name="linear: split K, one layer", plant=linears("layers.1.feed_forward.w2", "split k")),
+        Change(name="linear: FP64 inside, all w1", plant=linears("w1", "fp64")),
+        Change(name="linear: einsum, all w3", plant=linears("w3", "einsum")),
+        Change(name="silu as x * sigmoid(x)", plant=one("x sigmoid")),
+        Change(name="copies that change nothing", plant=one("clone")),
         Change(name="attention by its plain formula", plant=everywhere(
             "inner_attention", lambda m, q, k, v, **more: attention(m, q, k, v, kind="plain"))),
         Change(name="two threads", threads=2),

@@ -268,7 +268,8 @@ def tensors_wanted(document: DiffDocument, candidate: Path, kernels: Sequence[st
 def _fused_modules(document: DiffDocument, candidate: Path) -> list[str]:
     """Modules of which A and B run different ops."""
     table = document.table
-    pool, found = table.pool, {}
+    pool = table.pool
+    found: dict[str, None] = {}
     for row in range(len(table)):
         alone = table.key_a[row] < 0 or table.key_b[row] < 0
         module = pool[table.module[row]]
@@ -278,12 +279,12 @@ def _fused_modules(document: DiffDocument, candidate: Path) -> list[str]:
 
 
 def present(folder: Path, globs: Sequence[str]) -> tuple[str, ...]:
-    """Those of the globs that name a call of this run; kernels' names are kept where one of their sites occurs."""
+    """Those of the globs that name a call of this run; of kernels' names, those with a site in it."""
     run = load_run(folder, "")
     names = {name for call in run.calls for name in (call.key, call.op, call.module, call.module_class)}
     found = []
     for glob in globs:
-        sites = (glob,)
+        sites: tuple[str, ...] = (glob,)
         if glob in known_names():
             sites = load_spec(glob).spec.sites
         if any(fnmatch.fnmatchcase(name, site) for site in sites for name in names):
@@ -310,7 +311,7 @@ def verify_kernels(names: Sequence[str], capture: Path, *, sweep: bool, say: Say
 def combine(
     document: DiffDocument, verdicts: tuple[Verdict, ...], traces: tuple[StepTrace, ...]
 ) -> DiffDocument:
-    """One document: suspects carry their kernel's verdict, a failed kernel is a suspect, and one sentence says it."""
+    """One document: suspects carry their kernel's verdict, and a failed kernel is a suspect."""
     by_name = {verdict.op: verdict for verdict in verdicts}
     suspects = [
         msgspec.structs.replace(suspect, verdict=by_name[suspect.kernel].verdict)
@@ -362,5 +363,12 @@ def _suspect_of(document: DiffDocument, verdict: Verdict) -> Suspect:
                 verdict=verdict.verdict,
                 next_command=f"bridge verify --op {verdict.op} --from {document.b.path}",
             )
-    return Suspect(row=-1, key=verdict.op, op=verdict.op, module="", kernel=verdict.op, reason=verdict.summary,
-                   verdict=verdict.verdict)  # fmt: skip
+    return Suspect(
+        row=-1,
+        key=verdict.op,
+        op=verdict.op,
+        module="",
+        kernel=verdict.op,
+        reason=verdict.summary,
+        verdict=verdict.verdict,
+    )

@@ -218,6 +218,9 @@ def _scores(pairing: _Pairing, at_a: Ints, at_b: Ints) -> Floats:
     op = a.op[at_a][:, None] == b.op[at_b][None, :]
     shape = a.shapes[at_a][:, None] == b.shapes[at_b][None, :]
     exact = a.signature[at_a][:, None] == b.signature[at_b][None, :]
+    # One output shape made of other input shapes is a part of a decomposed call, not its counterpart.
+    inputs = a.input_shapes[at_a][:, None] == b.input_shapes[at_b][None, :]
+    op &= inputs | ~shape
     score: Floats = op * (0.5 + 1.0 * shape + 0.5 * exact)
     score += op * 0.3 * _equal_hashes(pairing.in_a[at_a], pairing.in_b[at_b])
     score += op * 0.4 * _equal_hashes(pairing.out_a[at_a], pairing.out_b[at_b])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bridge.capture.record import Call
+from bridge.verify.align import Alignment
 from bridge.verify.columns import (
     GRAD_INPUT,
     GRAD_OUTPUT,
@@ -39,6 +40,9 @@ SURE, TOLD, ENTERED, LIKELY = range(4)
 #: A call whose inputs differ is accused from digests only when its outputs differ this many times more than
 #: its inputs do or, rounding propagated, may do.
 GAIN = 32.0
+
+#: Growth of a rounding difference through a whole module that is still no sign of a fault.
+AMPLIFICATION = 8.0
 
 #: When more than this share of a step's float inputs differ at entry, they come from earlier steps.
 MOSTLY = 0.5
@@ -95,6 +99,7 @@ def attribute(a: Columns, b: Columns, divergence: Divergence) -> Attributions:
         *_gateways(a, b, divergence, place_b, partner_b),
     ]
     entered, share, worst, names, batch = _entered(a, b, divergence, place_b)
+    findings = _not_cleared(a, b, divergence, level, findings)
     findings = _without_outer(a, b, divergence, [*findings, *entered])
     findings.sort(key=lambda finding: (finding.tier, finding.place))
     origin, tainted = _origins(b, divergence, findings, place_b, partner_b, level)
@@ -123,8 +128,8 @@ def retaint(
     """The attributions with other findings, and what descends from them; `origin` wins where it is set."""
     partner_b = np.full(len(b), -1, np.int64)
     partner_b[divergence.alignment.b] = np.arange(len(divergence.alignment))
-    findings = _without_outer(a, b, divergence, findings)
     level = _levels(b, divergence)
+    findings = _without_outer(a, b, divergence, _not_cleared(a, b, divergence, level, findings))
     base, tainted = _origins(b, divergence, findings, _places(b), partner_b, level)
     replayed = origin != found.origin
     return replace(found, findings=tuple(findings), origin=np.where(replayed, origin, base), tainted=tainted)
@@ -213,7 +218,14 @@ def _likely(b: Columns, divergence: Divergence, level: Floats) -> Bools:
         backward = divergence.backward > GAIN * np.fmax(inputs, divergence.backward_in)
         # Normalising optimizers turn rounding of a tiny gradient into a whole step; only replay can tell.
         steps = b.phase[divergence.alignment.b] == PHASES.index("optimizer")
-        return np.asarray(~divergence.in_equal & (forward | backward) & ~steps)
+        return np.asarray(~divergence.in_equal & (forward | backward) & ~steps & _whole(divergence))
+
+
+def _whole(divergence: Divergence) -> Bools:
+    """Pairs of which every input was compared: a call on parts of a tensor is another call."""
+    whole = np.ones(len(divergence.alignment), bool)
+    whole[divergence.reads.pair[~divergence.reads.comparable]] = False
+    return whole
 
 
 def _born(
@@ -289,9 +301,9 @@ def _told(
     same_shapes = a.shapes[alignment.a] == b.shapes[alignment.b]
     other_dtype = same_shapes & (a.signature[alignment.a] != b.signature[alignment.b]) & divergence.in_equal
     for pair in np.flatnonzero(other_dtype).tolist():
-        if born[pair] or pair in arguments:
-            continue
         left, right = a.calls[int(alignment.a[pair])], b.calls[int(alignment.b[pair])]
+        if born[pair] or pair in arguments or not _coarser(left, right):
+            continue
         dtypes = (
             ", ".join(record.dtype for record in left.outputs),
             ", ".join(record.dtype for record in right.outputs),
@@ -307,6 +319,14 @@ def _told(
             )
         )
     return found
+
+
+def _coarser(a: Call, b: Call) -> bool:
+    """Some output of B has fewer digits than A's."""
+    return any(
+        EPS.get(right.dtype, 0.0) > EPS.get(left.dtype, 0.0)
+        for left, right in zip(a.outputs, b.outputs, strict=False)
+    )
 
 
 def _gateways(
@@ -369,10 +389,11 @@ def _gateways(
 
 
 def _beyond_rounding(a: Columns, b: Columns, divergence: Divergence) -> Bools:
-    """Reads that differ by more than a few ULP of their dtype, or in dtype."""
+    """Reads that differ by more than a few ULP of their dtype, or have a coarser dtype in B."""
     reads, pool = divergence.reads, a.pool.items()
     eps = np.array([EPS.get(str(pool[number]), 0.0) for number in a.reads.dtype[reads.a].tolist()])
-    other = a.reads.dtype[reads.a] != b.reads.dtype[reads.b]
+    eps_b = np.array([EPS.get(str(pool[number]), 0.0) for number in b.reads.dtype[reads.b].tolist()])
+    other = eps_b > eps  # B reads fewer digits; more of them is no fault
     with np.errstate(invalid="ignore"):
         return np.asarray(reads.comparable & ~reads.equal & ((reads.difference > FUSED_ULPS * eps) | other))
 
@@ -439,18 +460,23 @@ def _entered(
     known_names = parameter_names(b)
     names = tuple(_input_name(b, divergence, row, known_names) for _, row in ordered)
     found: list[Finding] = []
+    module_pairs = {
+        b.calls[int(alignment.b[pair])].module: pair
+        for pair in np.flatnonzero(b.kind[alignment.b] == _MODULE).tolist()
+    }
     if share <= MOSTLY:
         for (size, row), name in zip(ordered, names, strict=True):
-            pair = int(reads.pair[row])
+            owner = known_names.get(int(b.reads.hash[reads.b[row]]), ("", ""))[1]
+            pair = module_pairs.get(owner, int(reads.pair[row])) if owner else int(reads.pair[row])
             found.append(
                 Finding(
                     tier=ENTERED,
-                    place=float(place_b[int(alignment.b[pair])]),
+                    place=float(place_b[int(alignment.b[reads.pair[row]])]),
                     origin="entered",
                     basis="digest",
-                    reason=f"{name} already differs when the step begins (by {size:.2g} of its largest magnitude)",
+                    reason=f"{name} already differs when the step begins, by {size:.2g} of its largest value",
                     pair=pair,
-                    module=known_names.get(int(b.reads.hash[reads.b[row]]), ("", ""))[1],
+                    module=owner,
                 )
             )
     return found, share, ordered[0][0], names, batch
@@ -489,16 +515,69 @@ def _input_name(b: Columns, divergence: Divergence, row: int, names: dict[int, t
     return f"input {name} of {call.key}"
 
 
+def _not_cleared(
+    a: Columns, b: Columns, divergence: Divergence, level: Floats, findings: list[Finding]
+) -> list[Finding]:
+    """Drop findings inside a module that as a whole agrees within rounding: its formula was rearranged.
+
+    Other arguments of the same ops stay, since nothing was rearranged there.
+    """
+    alignment = divergence.alignment
+    agree = _agreeing_modules(b, divergence, level)
+    rearranged = {call.module for at in alignment.only_a.tolist() for call in (a.calls[at],)}
+    rearranged |= {call.module for at in alignment.only_b.tolist() for call in (b.calls[at],)}
+    kept = []
+    other_optimizer = optimizer_differs(a, b, alignment)
+    for finding in findings:
+        call = call_of(a, b, alignment, finding)
+        if other_optimizer and call.phase == "optimizer" and finding.basis != "replay":
+            continue
+        phase = "forward" if call.phase in ("forward", "recompute") else call.phase
+        whole = call.kind != "module" and agree.get((call.module, phase, call.rank))
+        told = finding.basis == "structure" and finding.pair >= 0
+        if not whole or (told and call.module not in rearranged):
+            kept.append(finding)
+    return kept
+
+
+def optimizer_differs(a: Columns, b: Columns, alignment: Alignment) -> bool:
+    """The optimizer runs other ops on both sides (fused, foreach, a loop): its steps have no counterparts."""
+    step = PHASES.index("optimizer")
+    alone_a, alone_b = a.phase[alignment.only_a] == step, b.phase[alignment.only_b] == step
+    return bool(alone_a.any() and alone_b.any())
+
+
+def _agreeing_modules(b: Columns, divergence: Divergence, level: Floats) -> dict[tuple[str, str, int], bool]:
+    """(module, phase, rank) -> what it makes agrees within rounding, given what it reads."""
+    alignment = divergence.alignment
+    agree: dict[tuple[str, str, int], bool] = {}
+    for pair in np.flatnonzero(b.kind[alignment.b] == _MODULE).tolist():
+        call = b.calls[int(alignment.b[pair])]
+        floor = float(divergence.noise[pair])
+        inside = float(np.fmax(divergence.in_difference[pair], level[pair]))
+        for phase, made, read in (
+            ("forward", divergence.out_difference[pair], inside),
+            ("backward", divergence.backward[pair], np.fmax(inside, divergence.backward_in[pair])),
+        ):
+            if np.isnan(made):
+                continue
+            limit = floor if read == 0 else AMPLIFICATION * (floor + float(np.nan_to_num(read)))
+            shifted = phase == "forward" and read == 0 and bool(divergence.biased[pair])
+            key = call.module, phase, call.rank
+            agree[key] = agree.get(key, True) and bool(made <= limit) and not shifted
+    return agree
+
+
+def call_of(a: Columns, b: Columns, alignment: Alignment, finding: Finding) -> Call:
+    """The call that a finding is about: B's, or A's where B has none."""
+    if finding.pair >= 0:
+        return b.calls[int(alignment.b[finding.pair])]
+    return b.calls[finding.only_b] if finding.only_b >= 0 else a.calls[finding.only_a]
+
+
 def _without_outer(a: Columns, b: Columns, divergence: Divergence, findings: list[Finding]) -> list[Finding]:
     """Drop module calls that contain another finding of their phase, and modules around such modules."""
-    alignment = divergence.alignment
-
-    def call_of(finding: Finding) -> Call:
-        if finding.pair >= 0:
-            return b.calls[int(alignment.b[finding.pair])]
-        return b.calls[finding.only_b] if finding.only_b >= 0 else a.calls[finding.only_a]
-
-    calls = [call_of(finding) for finding in findings]
+    calls = [call_of(a, b, divergence.alignment, finding) for finding in findings]
     kept = []
     for number, (finding, call) in enumerate(zip(findings, calls, strict=True)):
         if call.kind != "module":
@@ -519,7 +598,7 @@ def _without_outer(a: Columns, b: Columns, divergence: Divergence, findings: lis
 
 
 def _inside_another(calls: list[Call], call: Call) -> bool:
-    """An op or launch that ran inside an op which is found as well (a wrapper's local op, a kernel's launch)."""
+    """Whether an op or launch ran inside an op that is found as well (a wrapper's, a kernel's own)."""
     return any(
         other.rank == call.rank
         and other.kind == "op"

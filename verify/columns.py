@@ -91,6 +91,7 @@ class Columns:
     index: Ints
     signature: Ints  #: pool: shapes and dtypes of the outputs
     shapes: Ints  #: pool: shapes of the outputs
+    input_shapes: Ints  #: pool: shapes of the inputs
     first_shape: Ints  #: pool: shape of the first output; -1: none
     parent: Ints  #: index of the call that this one ran inside; -1: none
     reads: Tensors
@@ -204,6 +205,7 @@ def _columns(calls: Sequence[Call], pool: Pool) -> Columns:
         index=index,
         signature=pool.numbers(zip(shapes, dtypes, strict=True)),
         shapes=pool.numbers(shapes),
+        input_shapes=pool.numbers([("in", *[record.shape for record in call.inputs]) for call in calls]),
         first_shape=np.array([pool.number(each[0]) if each else -1 for each in shapes], np.int64),
         parent=np.array([-1 if call.parent is None else call.parent for call in calls], np.int64),
         reads=_tensors(

@@ -92,7 +92,7 @@ def replay_pairs(
 def _modules(
     capture_a: Capture, capture_b: Capture, a: Columns, b: Columns, divergence: Divergence
 ) -> dict[int, Attribution]:
-    """Module calls that make, of bit-equal inputs, outputs further apart than rounding: every element is looked at."""
+    """Module calls that make of bit-equal inputs outputs further apart than rounding, element by element."""
     alignment = divergence.alignment
     modules = a.kind[alignment.a] == KINDS.index("module")
     found = {}
@@ -125,6 +125,8 @@ def _unfit(
     records = [*call_b.inputs, *call_b.outputs, *call_a.inputs, *call_a.outputs]
     if any(record.blob is None for record in records):
         return "tensors are not stored"
+    if runs is None and sorted(r.shape for r in call_a.inputs) != sorted(r.shape for r in call_b.inputs):
+        return "its inputs have other shapes than A's"
     eager = [a.calls[at] for at in runs[0]] if runs is not None else [call_a]
     for call in eager:
         reason = cannot_rerun(call)
@@ -151,7 +153,7 @@ def _replay(
     alignment = divergence.alignment
     call_a, call_b = a.calls[int(alignment.a[pair])], b.calls[int(alignment.b[pair])]
     runs = alignment.runs.get(pair)
-    if runs is not None and len(runs[0]) > 1:
+    if runs is not None:
         return _replay_run(capture_a, capture_b, a, b, pair, divergence)
     recorded_b = [capture_b.tensor(record) for record in call_b.outputs]
     recorded_a = [capture_a.tensor(record) for record in call_a.outputs]
@@ -166,7 +168,7 @@ def _replay(
         repeat = max((_distance(x, y) for x, y in zip(own, again, strict=False)), default=0.0)
         if repeat == 0:
             raise KernelError(
-                f"{call_a.key}: its replay differs from what the run recorded by {spread:.2g} (other device or build)"
+                f"{call_a.key}: its replay is {spread:.2g} from what the run recorded (other device or build)"
             )
         return Attribution(
             origin="nondeterministic",

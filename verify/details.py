@@ -42,7 +42,7 @@ def interesting_rows(rows: Rows, divergence: Divergence, suspects: list[int]) ->
     """Rows to drill into: suspects, first differences, the largest differences."""
     chosen = dict.fromkeys(row for row in suspects if row >= 0)
     for statuses in (("rounding", "differs"), ("differs",)):
-        first = rows.first(statuses)  # type: ignore[arg-type]
+        first = rows.first(statuses)
         if first is not None:
             chosen.setdefault(first)
     differing = np.flatnonzero(rows.status == STATUSES.index("differs"))

@@ -13,7 +13,7 @@ from bridge.environment import package_versions
 from bridge.errors import CaptureError
 from bridge.verify import floors
 from bridge.verify.align import Alignment, align, read_overrides
-from bridge.verify.attribution import GAIN, Attributions, attribute, makers_of
+from bridge.verify.attribution import GAIN, Attributions, attribute, makers_of, optimizer_differs
 from bridge.verify.columns import Columns, Pool, columns, inner_calls, owners
 from bridge.verify.details import call_detail, interesting_rows
 from bridge.verify.diff_document import (
@@ -234,6 +234,10 @@ def _coverage(
     incomparable = int((rows.status == STATUSES.index("incomparable")).sum())
     if incomparable:
         not_covered.append(f"{incomparable} pairs without digests on both sides, or of other shapes")
+    if optimizer_differs(a, b, alignment):
+        not_covered.append(
+            "the optimizer runs other ops in B: its steps, and the new weights, were not compared"
+        )
     if run_a.is_log or run_b.is_log:
         not_covered.append("a log has no exact hashes: equality is to 6 digits, and sign flips may go unseen")
     if replays is None:
@@ -281,7 +285,7 @@ def _answer(
         count = len(attributions.entered)
         return "INCONCLUSIVE", (
             f"the runs had parted before this step: {count} tensors already differ when it begins (worst: "
-            f"{attributions.entered[0]}, by {attributions.entered_worst:.2g}) and no call of this step adds to it; "
+            f"{attributions.entered[0]}, by {attributions.entered_worst:.2g}) and no call adds to it; "
             f"`bridge ab --find-step` finds the step where they part"
         )
     unlike = int((rows.status == STATUSES.index("rounding")).sum())

@@ -37,26 +37,29 @@ LOG_DIGITS = 2e-6  #: relative precision of the figures in a torchtitan activati
 EXACT, ELEMENTWISE, REDUCTION, FUSED = range(4)
 
 _EXACT_OPS = frozenset(
-    """view _unsafe_view reshape _reshape_alias alias detach clone copy_ copy _to_copy to contiguous t transpose
-    permute expand squeeze unsqueeze slice select narrow split split_with_sizes chunk unbind cat stack as_strided
-    index index_select gather embedding where masked_fill masked_fill_ tril triu flip roll pad constant_pad_nd
-    zeros ones full zeros_like ones_like full_like new_zeros new_full new_ones empty empty_like fill_ zero_ arange
-    relu neg abs sign clamp clamp_min clamp_max maximum minimum max min amax amin argmax argmin threshold_backward
-    eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not isnan isinf isfinite
-    repeat repeat_interleave unfold movedim diagonal sort topk all_gather_into_tensor _allgather_base_ wait_tensor
-    all_to_all_single broadcast view_as_complex view_as_real real imag slice_backward select_backward lift_fresh
-    split_with_sizes_copy all_gather_copy_in _foreach_copy_ _local_scalar_dense set_ resize_ is_same_size
-    unsafe_split new_empty new_empty_strided empty_strided lift_fresh_copy _pin_memory scatter_ masked_select
+    """view _unsafe_view reshape _reshape_alias alias detach clone copy_ copy _to_copy to contiguous t
+    transpose permute expand squeeze unsqueeze slice select narrow split split_with_sizes chunk unbind
+    cat stack as_strided index index_select gather embedding where masked_fill masked_fill_ tril triu
+    flip roll pad constant_pad_nd zeros ones full zeros_like ones_like full_like new_zeros new_full
+    new_ones empty empty_like fill_ zero_ arange relu neg abs sign clamp clamp_min clamp_max maximum
+    minimum max min amax amin argmax argmin threshold_backward eq ne lt le gt ge logical_and logical_or
+    logical_not bitwise_and bitwise_or bitwise_not isnan isinf isfinite repeat repeat_interleave unfold
+    movedim diagonal sort topk all_gather_into_tensor _allgather_base_ wait_tensor all_to_all_single
+    broadcast view_as_complex view_as_real real imag slice_backward select_backward lift_fresh
+    split_with_sizes_copy all_gather_copy_in _foreach_copy_ _local_scalar_dense set_ resize_
+    is_same_size unsafe_split new_empty new_empty_strided empty_strided lift_fresh_copy _pin_memory
+    scatter_ masked_select
     """.split()
 )
 _REDUCTION_OPS = frozenset(
-    """mm bmm addmm baddbmm addmv mv dot linear matmul convolution convolution_backward einsum sum mean var std
-    norm var_mean linalg_vector_norm logsumexp cumsum prod softmax log_softmax _softmax _log_softmax
+    """mm bmm addmm baddbmm addmv mv dot linear matmul convolution convolution_backward einsum sum mean var
+    std norm var_mean linalg_vector_norm logsumexp cumsum prod softmax log_softmax _softmax _log_softmax
     _softmax_backward_data _log_softmax_backward_data native_layer_norm native_layer_norm_backward
-    _fused_rms_norm _fused_rms_norm_backward native_group_norm native_batch_norm rms_norm index_add index_put
-    embedding_dense_backward index_add_ index_put_ scatter_add scatter_add_ all_reduce reduce_scatter_tensor
-    _reduce_scatter_base_ allreduce_ reduce_scatter_tensor_ nll_loss_forward nll_loss_backward mse_loss chunk_cat
-    _foreach_norm _scaled_mm _grouped_mm cross_entropy_loss scatter_reduce slice_scatter index_reduce cumprod lerp
+    _fused_rms_norm _fused_rms_norm_backward native_group_norm native_batch_norm rms_norm index_add
+    index_put embedding_dense_backward index_add_ index_put_ scatter_add scatter_add_ all_reduce
+    reduce_scatter_tensor _reduce_scatter_base_ allreduce_ reduce_scatter_tensor_ nll_loss_forward
+    nll_loss_backward mse_loss chunk_cat _foreach_norm _scaled_mm _grouped_mm cross_entropy_loss
+    scatter_reduce slice_scatter index_reduce cumprod lerp
     """.split()
 )
 
@@ -113,7 +116,7 @@ def _output_eps(columns: Columns) -> Floats:
     writes, pool = columns.writes, columns.pool.items()
     numbers, place = np.unique(writes.dtype, return_inverse=True)
     table = np.array([EPS.get(str(pool[number]), 0.0) for number in numbers.tolist()])
-    eps = np.zeros(len(columns))
+    eps: Floats = np.zeros(len(columns))
     if len(writes.call):
         np.maximum.at(eps, writes.call, table[place.reshape(-1)])
     return eps
@@ -136,4 +139,4 @@ def _terms(columns: Columns) -> Floats:
         last = reads.start[1:][has_two]
         sizes = np.maximum(reads.numel[last - 1], 1) * np.maximum(reads.numel[last - 2], 1)
         two[has_two] = np.sqrt(sizes / smallest[has_two])
-    return np.maximum(1.0, np.maximum(np.minimum(two, largest), largest / smallest))
+    return np.asarray(np.maximum(1.0, np.maximum(np.minimum(two, largest), largest / smallest)))

@@ -68,10 +68,14 @@ def run_golden(spec: KernelSpec, case: Case, *, inputs: tuple[torch.Tensor, ...]
     Raises:
         SpecError: the reference cannot run in FP64; the spec must then give `golden`.
     """
-    function, context = (spec.golden, plain_math()) if spec.golden is not None else (spec.reference, _lifted())
+    function, context = (
+        (spec.golden, plain_math()) if spec.golden is not None else (spec.reference, _lifted())
+    )
     values = widen(inputs if inputs is not None else case.inputs)
     try:
-        result = run(function, spec, case, inputs=values, grad_outputs=widen(case.grad_outputs), context=context)
+        result = run(
+            function, spec, case, inputs=values, grad_outputs=widen(case.grad_outputs), context=context
+        )
     except Exception as error:
         what = "golden" if spec.golden is not None else "reference in FP64"
         raise SpecError(

@@ -170,12 +170,15 @@ def _reduction(module: Any, owner: Any) -> Callable[..., Any]:
         if fold and self.combine_fn is tl.standard._sum_combine:
             return self.to_tensor(words_of(_tree_sum(self, value_of(items[0]), words_of)), tl.bfloat16)
         wide = tuple(
-            self.to_tensor(value_of(item), tl.float32) if item.dtype.scalar == tl.bfloat16 else item for item in items
+            self.to_tensor(value_of(item), tl.float32) if item.dtype.scalar == tl.bfloat16 else item
+            for item in items
         )
         out = old(self, wide)
         parts = out if isinstance(out, list | tuple) else (out,)
         back = [
-            self.to_tensor(words_of(part.handle.data), tl.bfloat16) if part.dtype.scalar == tl.float32 else part
+            self.to_tensor(words_of(part.handle.data), tl.bfloat16)
+            if part.dtype.scalar == tl.float32
+            else part
             for part in parts
         ]
         return type(out)(back) if isinstance(out, list | tuple) else back[0]

@@ -16,7 +16,9 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Op namespaces that belong to torch itself; any other one is somebody's custom op.
-_TORCH_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "inductor", "debugprims", "_c10d_functional", "c10d"})
+_TORCH_NAMESPACES = frozenset(
+    {"aten", "prim", "prims", "profiler", "inductor", "debugprims", "_c10d_functional", "c10d"}
+)
 
 
 @dataclass(slots=True)

@@ -50,6 +50,7 @@ _WIDE = frozenset(
 )
 _WIDE_UNITS = 4.0
 
+
 def _base(func: Any) -> str:
     name = str(func.name()).split("::")[1].split(".")[0]
     return name[:-1] if name.endswith("_") and not name.startswith("__") else name

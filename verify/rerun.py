@@ -1,4 +1,4 @@
-"""Run one captured dispatcher op again from its record: as it was, in FP64, or on other inputs. Needs torch."""
+"""Run one captured operator again: as it was, in FP64, or on other inputs. Needs torch."""
 
 from __future__ import annotations
 

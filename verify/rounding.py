@@ -78,7 +78,8 @@ def _over_dims(name: str, args: list[Any], kwargs: Any, out: torch.Tensor) -> to
 def _scattered(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> torch.Tensor | None:
     def again(change: Any) -> torch.Tensor:
         moved = [
-            change(a.to(torch.float64)) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args
+            change(a.to(torch.float64)) if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+            for a in args
         ]
         result: torch.Tensor = func(*moved, **kwargs)
         return result

@@ -82,7 +82,9 @@ def _check(spec: KernelSpec) -> None:
     _check_shapes(spec)
     for name in ("adversarial", "faults"):
         value = getattr(spec, name)
-        if not isinstance(value, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in value.items()):
+        if not isinstance(value, Mapping) or not all(
+            isinstance(k, str) and callable(v) for k, v in value.items()
+        ):
             raise _fail(name, f"must map names to callables, got {value!r}")
     if not isinstance(spec.attrs, Mapping):
         raise _fail("attrs", f"must map keyword arguments to values, got {spec.attrs!r}")
@@ -107,7 +109,9 @@ def _check_shapes(spec: KernelSpec) -> None:
         raise _fail("shapes", "must not be empty: declare the production sizes and the smallest legal one")
     for shape in shapes:
         sizes = _sequence("shapes", shape)
-        if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
+        if not sizes or not all(
+            isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes
+        ):
             raise _fail("shapes", f"must hold tuples of positive integers, got {shape!r}")
     object.__setattr__(spec, "shapes", tuple(tuple(shape) for shape in shapes))
 

@@ -17,7 +17,7 @@ def meta_mismatch(target: torch.Tensor, reference: torch.Tensor) -> str | None:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """"float16" for torch.float16."""
+    """ "float16" for torch.float16."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -17,7 +17,26 @@ _FORMATS: dict[torch.dtype, tuple[int, int]] = {
 }
 
 #: Bin edges, in ULP; 0.5 is the most that one correct rounding can be off.
-EDGES = (-8.0, -4.0, -2.0, -1.5, -1.0, -0.75, -0.5, -0.25, -0.05, 0.05, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 8.0)
+EDGES = (
+    -8.0,
+    -4.0,
+    -2.0,
+    -1.5,
+    -1.0,
+    -0.75,
+    -0.5,
+    -0.25,
+    -0.05,
+    0.05,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    1.5,
+    2.0,
+    4.0,
+    8.0,
+)
 
 
 def is_low(dtype: torch.dtype) -> bool:
@@ -48,7 +67,9 @@ def round_to(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.to(dtype).to(torch.float64)
 
 
-def histogram(golden: torch.Tensor, reference: torch.Tensor, target: torch.Tensor, dtype: torch.dtype) -> Histogram:
+def histogram(
+    golden: torch.Tensor, reference: torch.Tensor, target: torch.Tensor, dtype: torch.dtype
+) -> Histogram:
     """Signed errors of both in ULP of `dtype`; the outermost bins collect everything beyond."""
     unit = ulp_of(golden, dtype)
     return Histogram(

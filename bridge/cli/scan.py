@@ -27,8 +27,8 @@ _PATH = click.Path(path_type=Path)
 def command(capture: Path, **options: Any) -> int:
     """Judge every captured op against its own FP64 re-computation; no second run is needed.
 
-    Finds silent TF32, reduced-precision accumulation, overflow and wrong kernels among thousands of good calls.
-    Capture with --tensors all first.
+    Finds silent TF32, reduced-precision accumulation, overflow and wrong kernels among
+    thousands of good calls. Capture with --tensors all first.
 
     \b
     bridge capture --step 100 --config train.toml --ops '*' --tensors all

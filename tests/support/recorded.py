@@ -22,7 +22,8 @@ def digest_of(tensor: torch.Tensor) -> Digest:
     """Digest as docs/capture-format describes it, for a contiguous tensor."""
     values = tensor.detach().double().reshape(-1)
     finite = values[values.isfinite()]
-    data = tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    flat = tensor.detach().reshape(-1).contiguous()
+    data = flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     return Digest(
         count=values.numel(),
         sum=float(finite.sum()),
@@ -137,8 +138,9 @@ def decoder(options: Options) -> Recorder:
         normed = _norm(rec, x, scale, eps, f"layers.{layer}.norm", options if here else Options(norm="eager"))
         if here and options.cast:
             module = f"layers.{layer}.feed_forward"
-            small = rec.op("aten::_to_copy.default", lambda t: t.bfloat16(), normed, module=module, attrs={"dtype": "bfloat16"})
-            normed = rec.op("aten::_to_copy.default", lambda t: t.to(dtype), small, module=module, attrs={"dtype": "x"})
+            cast = "aten::_to_copy.default"
+            small = rec.op(cast, lambda t: t.bfloat16(), normed, module=module, attrs={"dtype": "bfloat16"})
+            normed = rec.op(cast, lambda t: t.to(dtype), small, module=module, attrs={"dtype": "x"})
         mm = _reordered if options.order else torch.mm
         module = f"layers.{layer}.feed_forward"
         left = rec.op("aten::mm.default", mm, normed, gate, module=f"{module}.w1")
@@ -147,7 +149,8 @@ def decoder(options: Options) -> Recorder:
         both = rec.op("aten::mul.Tensor", torch.mul, left, right, module=module)
         if options.dropout is not None:
             seed = options.dropout if here else 7
-            both = rec.op("aten::native_dropout.default", lambda t, s=seed: _dropped(t, s), both, module=module, attrs={"p": 0.1})
+            drop = "aten::native_dropout.default"
+            both = rec.op(drop, lambda t, s=seed: _dropped(t, s), both, module=module, attrs={"p": 0.1})
         out = rec.op("aten::mm.default", mm, both, down, module=f"{module}.w2")
         x = rec.op("aten::add.Tensor", torch.add, x, out, module=f"layers.{layer}")
     loss = rec.op("aten::mean.default", lambda t: t.float().square().mean(), x, module="")
@@ -156,7 +159,12 @@ def decoder(options: Options) -> Recorder:
         torch.manual_seed(100 + layer)
         weight = torch.randn(width, width).to(dtype) / 8
         grad = rec.op(
-            "aten::mm.default", torch.mm, grad, weight, module=f"layers.{layer}.feed_forward.w2", phase="backward"
+            "aten::mm.default",
+            torch.mm,
+            grad,
+            weight,
+            module=f"layers.{layer}.feed_forward.w2",
+            phase="backward",
         )
     return rec
 
@@ -169,7 +177,8 @@ def _norm(
 
         def fused(t: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             wide = t.double()
-            return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * w.double() * shift).to(t.dtype)
+            inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+            return (wide * inverse * w.double() * shift).to(t.dtype)
 
         return rec.op("mylib::fused_norm.default", fused, x, scale, module=module)
     if options.extra:

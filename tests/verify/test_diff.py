@@ -95,8 +95,8 @@ def test_another_dtype_is_refused() -> None:
 def test_another_model_is_refused_and_then_nothing_matches() -> None:
     other = decoder(Options())
     other.calls[:] = [
-        msgspec.structs.replace(call, module=f"encoder.{call.module}", key=f"encoder.{call.key}", op="mylib::x.default",
-                                outputs=())
+        msgspec.structs.replace(call, module=f"encoder.{call.module}", key=f"encoder.{call.key}",
+                                op="mylib::x.default", outputs=())
         for call in other.calls
     ]  # fmt: skip
     with pytest.raises(UsageError, match="model"):

@@ -36,7 +36,9 @@ def test_overflow_of_exp_is_named_with_its_cause_and_reach() -> None:
 def test_a_masks_fill_value_is_meant() -> None:
     rec = Recorder()
     mask = rec.op(
-        "aten::full.default", lambda: torch.full((2, 2), -float("inf")), attrs={"fill_value": {"float": "-inf"}}
+        "aten::full.default",
+        lambda: torch.full((2, 2), -float("inf")),
+        attrs={"fill_value": {"float": "-inf"}},
     )
     rec.op("aten::add.Tensor", torch.add, torch.zeros(2, 2), mask)
     assert found(rec) == ()
