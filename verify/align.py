@@ -220,7 +220,8 @@ def _scores(pairing: _Pairing, at_a: Ints, at_b: Ints) -> Floats:
     exact = a.signature[at_a][:, None] == b.signature[at_b][None, :]
     # One output shape made of other input shapes is a part of a decomposed call, not its counterpart.
     inputs = a.input_shapes[at_a][:, None] == b.input_shapes[at_b][None, :]
-    op &= inputs | ~shape
+    # Other shapes are paired only where all shapes differ (another batch size).
+    op &= (shape & inputs) if (op & shape & inputs).any() else ~shape
     score: Floats = op * (0.5 + 1.0 * shape + 0.5 * exact)
     score += op * 0.3 * _equal_hashes(pairing.in_a[at_a], pairing.in_b[at_b])
     score += op * 0.4 * _equal_hashes(pairing.out_a[at_a], pairing.out_b[at_b])
@@ -267,7 +268,10 @@ def _in_order(score: Floats, pairing: _Pairing, at_a: Ints, at_b: Ints) -> tuple
 def _refined(pairing: _Pairing, at_a: Ints, at_b: Ints) -> Ints:
     """Among pairs of one op whose inputs differ, prefer partners with equal inputs (reordered calls)."""
     left, right = pairing.in_a[at_a], pairing.in_b[at_b]
-    open_pairs = np.flatnonzero((left != right) & (left != 0) & (right != 0))
+    alike = (pairing.a.op[at_a] == pairing.b.op[at_b]) & (
+        pairing.a.signature[at_a] == pairing.b.signature[at_b]
+    )
+    open_pairs = np.flatnonzero(alike & (left != right) & (left != 0) & (right != 0))
     if len(open_pairs) < 2:
         return at_b
     waiting: dict[tuple[int, int, int], list[int]] = {}
