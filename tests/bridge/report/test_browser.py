@@ -54,6 +54,7 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]
         context = browser.new_context(
             color_scheme=theme, java_script_enabled=script, viewport={"width": width, "height": 900}
         )
+        context.set_default_timeout(120_000)  # A busy machine is no failure.
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: noise.append(f"console {message.type}: {message.text}"))
@@ -68,7 +69,7 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]
         )
         page.goto(path.as_uri())
         if script:
-            page.wait_for_selector("html[data-ready]", timeout=60_000)
+            page.wait_for_selector("html[data-ready]", timeout=120_000)
             assert page.evaluate("document.documentElement.dataset.ready") == "figures"
         return page
 
