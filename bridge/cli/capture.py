@@ -25,6 +25,8 @@ class Progress:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        # Every rank of a job would say the same; errors go another way.
+        self._mute = os.environ.get("RANK", "0") != "0"
         self._live = stream.isatty()
         self._shown = ""
         self._last = time.monotonic()
@@ -37,6 +39,8 @@ class Progress:
 
     def step(self, step: int, last: int | None) -> None:
         """A step starts."""
+        if self._mute:
+            return
         text = f"step {step}" if last is None else f"step {step} of {last}"
         now = time.monotonic()
         if self._live and now - self._last > 0.1:
@@ -50,6 +54,8 @@ class Progress:
 
     def say(self, text: str) -> None:
         """One line for the user."""
+        if self._mute:
+            return
         self._clear()
         print(f"bridge: {' '.join(text.split())}", file=self._stream, flush=True)
 

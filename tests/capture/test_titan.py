@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ import torch
 
 from bridge.capture import capture_run, load_capture
 from bridge.capture.request import CaptureResult
+from bridge.capture.select import Selection
 from bridge.capture.steps import RunFacts, StepRecorder
+from bridge.capture.tracer import Tracer
 from bridge.capture.window import parse_window
 from bridge.config import BridgeConfig, TrainConfig
 from bridge.errors import ConfigError, RunError, StepNotReachedError, UsageError
@@ -49,8 +51,8 @@ def demo(folder: Path, **settings: Any) -> TrainConfig:
 class Spy(StepRecorder):
     """Records nothing; notes each step's loss and gradient norm, and the model."""
 
-    def __init__(self, window: str) -> None:
-        super().__init__(parse_window(window), self._nothing)
+    def __init__(self, window: str, open_step: Any = None) -> None:
+        super().__init__(parse_window(window), open_step or self._nothing)
         self.parts: Sequence[Any] = ()
 
     def attach(self, parts: Sequence[Any], facts: RunFacts) -> None:
@@ -79,12 +81,39 @@ def parameters(spy: Spy) -> dict[str, torch.Tensor]:
     }
 
 
-def test_ten_steps_are_bit_equal_with_and_without_capture(tmp_path: Path) -> None:
-    plain = train(tmp_path, "10", **{"metrics.log_freq": 1})
-    everything = Spy("10")
+def llama3(folder: Path, **settings: Any) -> TrainConfig:
+    """torchtitan's own debug model with selective activation checkpointing, on the demo's data."""
+    import bridge.demo.config_registry as registry
 
-    from bridge.capture.select import Selection
-    from bridge.capture.tracer import Tracer
+    small = {
+        "dump_folder": str(folder / "outputs"),
+        "hf_assets_path": str(registry.ASSETS),
+        "dataloader.dataset": "bridge_demo",
+        "training.local_batch_size": 1,
+        "training.seq_len": 32,
+        "parallelism.spmd_backend": "partial_dtensor",
+        "debug.seed": 1,
+        "debug.enable_structured_logging": False,
+        "comm.trace_buf_size": 0,
+    }
+    return TrainConfig(module="llama3", config="llama3_debugmodel", set={**small, **settings})
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "settings"),
+    [
+        (demo, 10, {}),
+        (demo, 3, {"training.global_batch_size": 3, "training.mixed_precision_param": "bfloat16"}),
+        (llama3, 2, {}),
+    ],
+    ids=["eager", "accumulated bf16", "activation checkpointing"],
+)
+def test_steps_are_bit_equal_with_and_without_capture(
+    tmp_path: Path, make: Callable[..., TrainConfig], steps: int, settings: dict[str, Any]
+) -> None:
+    config = make(tmp_path, **{"metrics.log_freq": 1, **settings})
+    plain = Spy(str(steps))
+    run_titan(config, plain, config_path=None)
 
     @contextmanager
     def captured(parts: Sequence[Any], facts: RunFacts, step: int) -> Iterator[None]:
@@ -95,16 +124,17 @@ def test_ten_steps_are_bit_equal_with_and_without_capture(tmp_path: Path) -> Non
             yield
         tracer.finish()
 
-    everything.window = parse_window("1:10")
-    everything._open_step = captured  # type: ignore[method-assign]
-    run_titan(demo(tmp_path, **{"metrics.log_freq": 1}), everything, config_path=None)
+    everything = Spy(f"1:{steps}", captured)
+    run_titan(config, everything, config_path=None)
 
-    assert len(plain.losses) == len(everything.losses) == 10
+    assert len(plain.losses) == len(everything.losses) == steps
     assert plain.losses == everything.losses
     before, after = parameters(plain), parameters(everything)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(load_capture(tmp_path / f"capture-{step}").complete for step in range(1, 11))
+    found = [load_capture(tmp_path / f"capture-{step}") for step in range(1, steps + 1)]
+    assert all(capture.complete for capture in found), [capture.problems for capture in found]
+    assert ("recompute" in {call.phase for call in found[-1].calls}) == (make is llama3)
 
 
 def test_nothing_of_ours_outlives_the_run(tmp_path: Path) -> None:
@@ -138,35 +168,10 @@ def test_flex_attention_is_replaced_on_a_cpu(tmp_path: Path) -> None:
     said: list[str] = []
     spy = Spy("1")
     spy._say = said.append
-    run_titan(
-        TrainConfig(
-            module="llama3",
-            config="llama3_debugmodel",
-            set={
-                "hf_assets_path": str(Path(titan.__file__).parents[0] / "nowhere"),
-                "training.local_batch_size": 1,
-                "training.seq_len": 32,
-                **_demo_data(),
-            },
-        ),
-        spy,
-        config_path=None,
-    )
+    run_titan(llama3(tmp_path), spy, config_path=None)
     assert "FlexAttention has no backward on CPU" in said[0]
     assert "6 places" in str(spy.facts.flags["attention"])
     assert math.isfinite(spy.losses[1][0] or math.nan)
-
-
-def _demo_data() -> dict[str, Any]:
-    import bridge.demo.config_registry as registry
-
-    return {
-        "hf_assets_path": str(registry.ASSETS),
-        "dataloader.dataset": "bridge_demo",
-        "checkpoint.enable": False,
-        "debug.enable_structured_logging": False,
-        "comm.trace_buf_size": 0,
-    }
 
 
 @pytest.mark.parametrize(
@@ -263,3 +268,35 @@ def test_a_resumed_run_keeps_its_step_numbers_and_its_checkpoints(tmp_path: Path
             out=tmp_path / "late",
         )
     assert not (tmp_path / "late").exists()
+
+
+def test_captured_norms_are_what_forward_hooks_saw(tmp_path: Path) -> None:
+    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @contextmanager
+    def hooked(parts: Sequence[Any], facts: RunFacts, step: int) -> Iterator[None]:
+        tracer = Tracer(
+            list(parts), out=tmp_path / "capture", step=step, selection=Selection(patterns=("OffsetRMSNorm",))
+        )
+        handles = [
+            module.register_forward_hook(
+                lambda m, given, result, name=name: seen.__setitem__(
+                    name, (given[0].detach().clone(), result.detach().clone())
+                )
+            )
+            for name, module in parts[0].named_modules()
+            if name.endswith("norm")
+        ]
+        with tracer:
+            yield
+        tracer.finish()
+        for handle in handles:
+            handle.remove()
+
+    run_titan(demo(tmp_path), Spy("2", hooked), config_path=None)
+    capture = load_capture(tmp_path / "capture")
+    assert len(seen) == 5
+    for name, (given, returned) in seen.items():
+        (call,) = [c for c in capture.calls if c.kind == "module" and c.module == name]
+        assert torch.equal(capture.tensor(call.inputs[0]), given)
+        assert torch.equal(capture.tensor(call.outputs[0]), returned)
