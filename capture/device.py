@@ -12,23 +12,28 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from bridge.capture.digest import BLOCK_BYTES, BYTE_TYPES, KINDS, MASK, Sums, finish
+from bridge.capture.digest import BLOCK_BYTES, BYTE_TYPES, KINDS
 from bridge.capture.digest_host import byte_values, view
+from bridge.capture.digest_numpy import mix_all
 from bridge.capture.dtypes import REAL_OF, itemsize
 from bridge.capture.record import Digest
 
 #: Chunks of one tensor at most: enough programs to fill a GPU, few enough to add up in one tile.
 MOST_CHUNKS = 1024
-#: A batch is launched when it holds this many contents or bytes.
+#: A batch is launched when it holds this many contents, or bytes: a fiftieth of what the run has used at
+#: its peak, since a batch keeps memory alive, within these bounds.
 BATCH_CONTENTS = 128
-BATCH_BYTES = 1 << 30
+BATCH_BYTES = (32 << 20, 1 << 30)
 _ROWS = 16384
 _WORDS = 256
 _UNROLL = 4
 _COLUMNS = 8
+_FIELDS = 6
+_LARGEST = 1.7976931348623157e308
 
 
 @contextlib.contextmanager
@@ -49,6 +54,8 @@ class DeviceDigests:
         ] = []  #: number of the content, elements, bytes; one per result row
         self._stream = -1
         self._bytes = 0
+        used = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        self._most_bytes = min(max(used // 50, BATCH_BYTES[0]), BATCH_BYTES[1])
         self._results: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._tables: dict[str, torch.Tensor] = {}
         self._keep: list[torch.Tensor] = []
@@ -76,7 +83,7 @@ class DeviceDigests:
         self._rows.append((number, place[1] * (2 if real else 1), nbytes))
         self._batch.append((address, nbytes, real or dtype, keeper))
         self._bytes += nbytes
-        if len(self._batch) >= BATCH_CONTENTS or self._bytes >= BATCH_BYTES:
+        if len(self._batch) >= BATCH_CONTENTS or self._bytes >= self._most_bytes:
             self.flush()
             return False
         return True
@@ -96,24 +103,32 @@ class DeviceDigests:
         with aside():
             parts = [(values.cpu().numpy(), hashes.cpu().numpy()) for values, hashes in self._results]
         self._results, self._keep = [], []
+        if not rows:
+            return []
+        count = len(rows)
+        table = np.concatenate([values for values, _ in parts])[:count]
+        sums = np.concatenate([hashes for _, hashes in parts])[:count].view(np.uint64)
+        nbytes = np.fromiter((row[2] for row in rows), dtype=np.uint64, count=count)
+        names = mix_all(sums + mix_all(nbytes)).tolist()
+        # Sums of float64 values may overflow, and JSON has no infinity.
+        table[:, :3] = np.nan_to_num(table[:, :3], posinf=_LARGEST, neginf=-_LARGEST)
         found = []
-        for index, (number, count, nbytes) in enumerate(rows):
-            values, hashes = parts[index // _ROWS]
-            line = values[index % _ROWS].tolist()
-            nan, pos, neg = int(line[5]), int(line[6]), int(line[7])
-            sums = Sums(
-                sum=line[0],
-                abs_sum=line[1],
-                sq_sum=line[2],
-                min=line[3],
-                max=line[4],
-                nan=nan,
-                pos_inf=pos,
-                neg_inf=neg,
-                finite=count - nan - pos - neg,
-                hash=int(hashes[index % _ROWS]) & MASK,
+        for (number, elements, _), line, name in zip(rows, table.tolist(), names, strict=True):
+            total, magnitude, square, least, most, nan, pos, neg = line
+            some = nan + pos + neg < elements
+            digest = Digest(
+                count=elements,
+                sum=total,
+                abs_sum=magnitude,
+                sq_sum=square,
+                min=least if some else None,
+                max=most if some else None,
+                nan=int(nan),
+                pos_inf=int(pos),
+                neg_inf=int(neg),
+                hash=f"{name:016x}",
             )
-            found.append((number, finish(sums, count=count, nbytes=nbytes)))
+            found.append((number, digest))
         return found
 
     def warm_up(self, dtypes: set[str]) -> None:
@@ -131,60 +146,46 @@ class DeviceDigests:
         from bridge.capture.digest_cuda import add_chunks, digest_chunks
 
         kinds: dict[str, list[int]] = {}
-        for index, (_, _, dtype, _) in enumerate(batch):
-            kinds.setdefault("byte:" + dtype if dtype in BYTE_TYPES else dtype, []).append(index)
-        # One table goes over: chunks sorted by type, then what adds them up again.
-        addresses: list[int] = []
-        lengths: list[int] = []
-        blocks: list[int] = []
-        starts: list[int] = []
-        counts: list[int] = []
-        rows: list[int] = []
-        groups: list[tuple[str, int, int]] = []
-        for kind, members in kinds.items():
-            begin = len(addresses)
-            for index in members:
-                address, nbytes, _, _ = batch[index]
-                per_chunk = -(-nbytes // (MOST_CHUNKS * BLOCK_BYTES)) * BLOCK_BYTES
-                starts.append(len(addresses))
-                for offset in range(0, nbytes, per_chunk):
-                    addresses.append(address + offset)
-                    lengths.append(min(per_chunk, nbytes - offset))
-                    blocks.append(offset // BLOCK_BYTES)
-                counts.append(len(addresses) - starts[-1])
-                rows.append(first_row + index)
-            groups.append((kind, begin, len(addresses) - begin))
-        chunks, tensors = len(addresses), len(starts)
-        table = self._send([*addresses, *lengths, *blocks, *starts, *counts, *rows])
-        address_t, length_t, block_t = (table[i * chunks : (i + 1) * chunks] for i in range(3))
-        start_t, count_t, row_t = (
-            table[3 * chunks + i * tensors : 3 * chunks + (i + 1) * tensors] for i in range(3)
-        )
+        for index, entry in enumerate(batch):
+            kinds.setdefault(entry[2], []).append(index)
+        # Chunks of one type lie together, so that one launch takes them all.
+        order = [index for members in kinds.values() for index in members]
+        tensors = len(order)
+        lengths = np.fromiter((batch[index][1] for index in order), dtype=np.int64, count=tensors)
+        per_chunk = -(-lengths // (MOST_CHUNKS * BLOCK_BYTES)) * BLOCK_BYTES
+        counts = -(-lengths // per_chunk)
+        ends = np.cumsum(counts)
+        chunks = int(ends[-1])
+        table = np.empty(_FIELDS * tensors + chunks, dtype=np.int64)
+        fields = table[: _FIELDS * tensors].reshape(_FIELDS, tensors)
+        fields[0] = [batch[index][0] for index in order]
+        fields[1], fields[2], fields[3], fields[4] = lengths, per_chunk, ends - counts, counts
+        fields[5] = order
+        fields[5] += first_row
+        table[_FIELDS * tensors :] = np.repeat(np.arange(tensors), counts)
+        sent = self._send(table)
         stats = torch.empty((chunks, _COLUMNS), dtype=torch.float64, device=self.device)
         hashes = torch.empty(chunks, dtype=torch.int64, device=self.device)
-        for kind, begin, count in groups:
-            dtype = kind.removeprefix("byte:")
-            code = KINDS.index("byte" if kind.startswith("byte:") else kind)
-            digest_chunks[(count,)](
-                address_t[begin:],
-                length_t[begin:],
-                block_t[begin:],
-                self._byte_table(dtype if kind.startswith("byte:") else "uint8"),
-                stats[begin:],
-                hashes[begin:],
-                KIND=code,
+        begin = done = 0
+        for dtype, members in kinds.items():
+            byte = dtype in BYTE_TYPES
+            done += len(members)
+            end = int(ends[done - 1])
+            digest_chunks[(end - begin,)](
+                sent,
+                self._byte_table(dtype if byte else "uint8"),
+                stats,
+                hashes,
+                tensors,
+                begin,
+                KIND=KINDS.index("byte" if byte else dtype),
                 PER_WORD=8 // (itemsize(dtype) or 8),
                 WORDS=_WORDS,
                 UNROLL=_UNROLL,
             )
-        self._add(add_chunks, start_t, count_t, row_t, stats, hashes, rows)
-
-    def _add(
-        self, kernel: Any, start: Any, count: Any, row: Any, stats: Any, hashes: Any, rows: list[int]
-    ) -> None:
-        # A batch may straddle two result buffers: rows are ascending only within a type, so each buffer
-        # takes its own and leaves the others alone.
-        for buffer in range(min(rows) // _ROWS, max(rows) // _ROWS + 1):
+            begin = end
+        # A batch may straddle two result buffers: each takes its own rows and leaves the others alone.
+        for buffer in range(first_row // _ROWS, (first_row + tensors - 1) // _ROWS + 1):
             while len(self._results) <= buffer:
                 self._results.append(
                     (
@@ -192,27 +193,23 @@ class DeviceDigests:
                         torch.empty(_ROWS, dtype=torch.int64, device=self.device),
                     )
                 )
-            values, result_hashes = self._results[buffer]
-            kernel[(len(rows),)](
-                start,
-                count,
-                row,
+            add_chunks[(tensors,)](
+                sent,
                 stats,
                 hashes,
-                values,
-                result_hashes,
+                *self._results[buffer],
+                tensors,
                 buffer * _ROWS,
                 ROWS=_ROWS,
                 MOST=MOST_CHUNKS,
             )
 
-    def _send(self, numbers: list[int]) -> torch.Tensor:
-        host = torch.from_numpy(np.array(numbers, dtype=np.int64))
+    def _send(self, numbers: npt.NDArray[np.int64]) -> torch.Tensor:
+        host = torch.from_numpy(numbers)
         if self.device.type == "cpu":
             return host
-        pinned = host.pin_memory()
         # The copy runs later; torch's host allocator keeps pinned memory until it has.
-        return pinned.to(self.device, non_blocking=True)
+        return host.pin_memory().to(self.device, non_blocking=True)
 
     def _byte_table(self, dtype: str) -> torch.Tensor:
         found = self._tables.get(dtype)

@@ -29,6 +29,7 @@ U64 = tl.constexpr(_U64)
 BYTE = tl.constexpr(_BYTE)
 
 BLOCK_WORDS = tl.constexpr(8192)
+FIELDS = tl.constexpr(6)  # of the table, for each tensor
 COLUMNS = tl.constexpr(8)  # numbers per chunk: sum, abs_sum, sq_sum, min, max, nan, pos_inf, neg_inf
 
 
@@ -78,23 +79,28 @@ def _element(x, part: tl.constexpr, values, KIND: tl.constexpr):
     return v
 
 
-@triton.jit
+# Integers are not specialised: a value that is 1 or a multiple of 16 would compile the kernel anew, seconds
+# in the middle of the step. Pointers are aligned alike by `device` for the same reason.
+@triton.jit(do_not_specialize=["tensors", "begin"])
 def digest_chunks(
-    addresses,  # int64 [chunks]: of the first byte
-    lengths,  # int64 [chunks]: bytes
-    blocks,  # int64 [chunks]: number of the first hash block within the tensor
+    table,  # int64: addresses, lengths, chunk lengths, first chunks, ... [tensors] each, then owners [chunks]
     values,  # float32 [256]: for eight-bit types
     stats,  # float64 [chunks, COLUMNS]
     hashes,  # int64 [chunks]
+    tensors,  # number of tensors in the table
+    begin,  # first chunk of this launch; its chunks are all of one type
     KIND: tl.constexpr,
     PER_WORD: tl.constexpr,  # elements in 8 bytes
     WORDS: tl.constexpr,  # words per tile
     UNROLL: tl.constexpr,  # tiles under way at once
 ):
-    chunk = tl.program_id(0)
-    base = tl.load(addresses + chunk)
-    nbytes = tl.load(lengths + chunk)
-    first = tl.load(blocks + chunk)
+    chunk = tl.program_id(0) + begin
+    owner = tl.load(table + FIELDS * tensors + chunk)
+    per_chunk = tl.load(table + 2 * tensors + owner)
+    skipped = (chunk - tl.load(table + 3 * tensors + owner)) * per_chunk
+    base = tl.load(table + owner) + skipped
+    nbytes = tl.minimum(per_chunk, tl.load(table + tensors + owner) - skipped)
+    first = skipped // (BLOCK_WORDS * 8)
     words = base.to(tl.pointer_type(tl.uint64))
     whole = nbytes // 8
     count = nbytes * PER_WORD // 8
@@ -223,23 +229,22 @@ def digest_chunks(
         tl.store(row + 7, tl.sum(neg, axis=0).to(tl.float64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tensors", "offset"])
 def add_chunks(
-    starts,  # int64 [tensors]: first chunk of each
-    counts,  # int64 [tensors]: chunks of each
-    rows,  # int64 [tensors]: where its result goes, counted over all result buffers
+    table,  # as above; its fields 3, 4 and 5 are first chunk, number of chunks and result row
     stats,  # float64 [chunks, COLUMNS]
     hashes,  # int64 [chunks]
     result,  # float64 [ROWS, COLUMNS]: one result buffer
     result_hashes,  # int64 [ROWS]
+    tensors,
     offset,  # number of that buffer's first row
     ROWS: tl.constexpr,
     MOST: tl.constexpr,  # chunks of one tensor at most
 ):
     tensor = tl.program_id(0)
-    start = tl.load(starts + tensor)
-    count = tl.load(counts + tensor)
-    row = tl.load(rows + tensor) - offset
+    start = tl.load(table + 3 * tensors + tensor)
+    count = tl.load(table + 4 * tensors + tensor)
+    row = tl.load(table + 5 * tensors + tensor) - offset
     mine = (row >= 0) & (row < ROWS)
     lanes = tl.arange(0, MOST)
     there = lanes < count

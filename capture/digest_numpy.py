@@ -29,6 +29,14 @@ def weights() -> npt.NDArray[np.uint64]:
     return (z ^ (z >> np.uint64(31))) | np.uint64(1)
 
 
+def mix_all(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """`digest.mix` of many numbers at once."""
+    z = z + np.uint64(STEP)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
 def _hash_block(part: Bytes) -> int:
     if len(part) % 8:
         part = np.concatenate((part, np.zeros(-len(part) % 8, dtype=np.uint8)))

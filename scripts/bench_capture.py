@@ -102,7 +102,7 @@ def titan_step(which: str, *, device: str) -> tuple[nn.Module, Step]:
     arguments = getattr(package, f"{name}_args")[flavor]
     arguments.max_seq_len = int(length)
     torch.manual_seed(0)
-    with torch.device(device):
+    with torch.device(device), torch.no_grad():
         model = {"llama3": "Transformer", "qwen3": "Qwen3Model"}[name]
         net: nn.Module = getattr(package, model)(arguments)
         net.init_weights(torch.device(device))
