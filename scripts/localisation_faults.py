@@ -14,6 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.checkpoint import checkpoint
+
+#: The override that puts this project's kernel in the place of the demo's eager norms.
+KERNEL = "bridge.kernels.offset_rmsnorm.override.offset_rmsnorm"
 
 Plant = Callable[[torch.nn.Module], None]
 
@@ -202,6 +206,24 @@ def attention(
     return out.transpose(1, 2)
 
 
+def checkpointed(model: torch.nn.Module) -> None:
+    """Recompute every layer in backward."""
+    for layer in model.layers.values():  # type: ignore[operator, union-attr]
+        plain = layer.forward
+        layer.forward = lambda *args, f=plain, **more: checkpoint(f, *args, use_reentrant=False, **more)
+
+
+def compiled(name: str) -> Plant:
+    """Trace and decompose the modules of one name, without a code generator."""
+
+    def plant(model: torch.nn.Module) -> None:
+        for fqn, module in list(model.named_modules()):
+            if fqn.endswith(name):
+                module.forward = torch.compile(module.forward, backend="aot_eager")  # type: ignore[method-assign]
+
+    return plant
+
+
 def faults() -> list[Change]:
     """Planted faults, one a change."""
     n0, n1, ff = "layers.0.attention_norm", "layers.1.ffn_norm", "layers.1.feed_forward"
@@ -347,6 +369,9 @@ def legal() -> list[Change]:
         Change(name="attention by its plain formula", plant=everywhere(
             "inner_attention", lambda m, q, k, v, **more: attention(m, q, k, v, kind="plain"))),
         Change(name="two threads", threads=2),
+        Change(name="activation checkpointing on", plant=checkpointed),
+        Change(name="torch.compile of the feed-forward", plant=compiled("feed_forward")),
+        Change(name="Triton kernel for every norm", settings={"override.imports": [KERNEL]}),
         Change(name="optimizer: foreach", settings={"optimizer.implementation": "foreach"}),
         Change(name="optimizer: for-loop", settings={"optimizer.implementation": "for-loop"}),
     ]  # fmt: skip

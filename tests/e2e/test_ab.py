@@ -1,0 +1,73 @@
+"""`bridge ab` and fault localisation on the real demo run of torchtitan."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+
+pytest.importorskip("torchtitan", reason="the demo run needs torchtitan")
+
+from bridge.cli import run
+from bridge.verify.diff_document import DiffDocument
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+DEMO = Path(__file__).parents[2] / "bridge" / "demo" / "train.toml"
+KERNEL = "bridge.kernels.offset_rmsnorm.override.offset_rmsnorm"
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def harness() -> ModuleType:
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        spec = importlib.util.spec_from_file_location("bench_localisation", SCRIPTS / "bench_localisation.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(SCRIPTS))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "norm: fp16 offset",
+        "norm: backward forgets the offset",
+        "linear: tf32",
+        "attention: not causal",
+        "output truncated to bfloat16",
+        "dropout of another seed",
+        "one weight perturbed",
+        "optimizer: eps",
+        "the same run again",
+        "linear: split K, every wo",
+        "norm: halves, every ffn_norm",
+        "attention by its plain formula",
+    ],
+)
+def test_planted_changes_are_told_apart(harness: ModuleType, name: str) -> None:
+    (change,) = [change for change in (*harness.faults(), *harness.legal()) if change.name == name]
+    (row,) = harness.run([change])
+    assert row["tensors"], row
+    assert row["digests"], row
+
+
+def test_one_command_from_config_to_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.html"
+    options = ["--override", KERNEL, "--step", "1", "--out", str(tmp_path / "ab"), "--report", str(report)]
+    code = run(["ab", "--config", str(DEMO), *options])
+    document = msgspec.json.decode((tmp_path / "diff.json").read_bytes(), type=DiffDocument)
+    assert code == 0, capsys.readouterr()
+    assert document.kind == "ab" and document.outcome == "SAME WITHIN ROUNDING"
+    assert [verdict.op for verdict in document.verdicts] == ["offset_rmsnorm"]
+    assert document.verdicts[0]
+    assert document.coverage.by_match["module"] == 5, "each fused norm stands for its eager ops"
+    assert "offset_rmsnorm" in document.summary
+    assert report.stat().st_size > 0
