@@ -299,10 +299,22 @@ def _swap_flex_attention(config: Any) -> int:
     return len(nodes)
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
 def _as_dict(config: Any) -> dict[str, Any]:
     """The whole config as plain data, for the manifest."""
     found = config.to_dict()
-    return found if isinstance(found, dict) else {}
+    return _without_addresses(found) if isinstance(found, dict) else {}
+
+
+def _without_addresses(value: Any) -> Any:
+    """torchtitan renders functions by repr; their addresses would make equal configs differ."""
+    if isinstance(value, dict):
+        return {key: _without_addresses(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_addresses(item) for item in value]
+    return _ADDRESS.sub("", value) if isinstance(value, str) else value
 
 
 @contextlib.contextmanager
