@@ -18,11 +18,12 @@ import torch
 from bridge.capture.record import Call, TensorRecord
 from bridge.capture.store import Capture
 from bridge.errors import CaptureError, KernelError
-from bridge.verify.attribution import SURE, Attributions, Finding
+from bridge.verify.attribution import Attributions, retaint
 from bridge.verify.chain import run_chain
 from bridge.verify.columns import KINDS, Columns, reads_of, take
 from bridge.verify.diff_document import ORIGINS, Attribution, Origin
 from bridge.verify.divergence import Divergence
+from bridge.verify.finding import SURE, Finding
 from bridge.verify.opjudge import OpGate, judge_output
 from bridge.verify.rerun import cannot_rerun, rerun, rerun_wide
 
@@ -389,7 +390,6 @@ def _corrected(
             )
         )
     findings.sort(key=lambda finding: (finding.tier, finding.place))
-    from bridge.verify.attribution import retaint
 
     return retaint(a, b, divergence, found, findings, origin)
 

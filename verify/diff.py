@@ -13,7 +13,8 @@ from bridge.environment import package_versions
 from bridge.errors import CaptureError
 from bridge.verify import floors
 from bridge.verify.align import Alignment, align, read_overrides
-from bridge.verify.attribution import GAIN, Attributions, attribute, makers_of, optimizer_differs
+from bridge.verify.attribution import Attributions, attribute, makers_of, optimizer_differs
+from bridge.verify.births import GAIN
 from bridge.verify.columns import Columns, Pool, columns, inner_calls, owners
 from bridge.verify.details import call_detail, interesting_rows
 from bridge.verify.diff_document import (

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from bridge.capture.record import Call
-from bridge.verify.attribution import Attributions, Finding
+from bridge.verify.attribution import Attributions
 from bridge.verify.columns import KINDS, OUTPUT, PHASES, Bools, Columns, Floats, Ints, Tensors
 from bridge.verify.diff_document import ORIGINS, STATUSES, Attribution, CallTable, Status
 from bridge.verify.divergence import Divergence, execution_order
+from bridge.verify.finding import Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,189 @@
+"""Pairs that make a difference of their own: of equal inputs, by other arguments, or far beyond inputs."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from bridge.capture.record import Call
+from bridge.verify.columns import PHASES, Bools, Columns, Floats, short_op
+from bridge.verify.diff_document import Origin
+from bridge.verify.divergence import Divergence
+from bridge.verify.finding import LIKELY, SURE, TOLD, Arguments, Finding, argument_differences
+from bridge.verify.floors import EPS
+
+#: A call whose inputs differ is accused from digests only when its outputs differ this many times more than
+#: its inputs do or, rounding propagated, may do.
+GAIN = 32.0
+
+_RANDOM = re.compile(r"(dropout|bernoulli|rand|normal_|uniform_|exponential_|multinomial|philox)")
+
+
+def differing_arguments(a: Columns, b: Columns, divergence: Divergence) -> Arguments:
+    alignment = divergence.alignment
+    calls_a, calls_b = a.calls, b.calls
+    found: Arguments = {}
+    for pair, (at_a, at_b) in enumerate(zip(alignment.a.tolist(), alignment.b.tolist(), strict=True)):
+        left, right = calls_a[at_a], calls_b[at_b]
+        if left.attrs != right.attrs or left.flags != right.flags:
+            differences = argument_differences(left, right)
+            if differences:
+                found[pair] = differences
+    return found
+
+
+def rounding_levels(b: Columns, divergence: Divergence) -> Floats:
+    """Per pair: how far its inputs may differ by rounding alone, propagated along producers.
+
+    Digests see a difference only in part, so a call that reads bfloat16 roundings is not accused for
+    showing them in float32.
+    """
+    alignment = divergence.alignment
+    carried = np.zeros(len(b))
+    inside = np.zeros(len(alignment))
+    pair_of = np.full(len(b), -1, np.int64)
+    pair_of[alignment.b] = np.arange(len(alignment))
+    differs = np.ones(len(b), bool)
+    differs[alignment.b] = ~(divergence.out_equal & divergence.in_equal)
+    start, producer = b.reads.start, b.reads.producer
+    order = np.lexsort((b.rank, b.index, b.step))
+    noise, out = divergence.noise, divergence.out_difference
+    for call in order[differs[order]].tolist():
+        made = producer[start[call] : start[call + 1]]
+        made = made[made >= 0]
+        reach = float(carried[made].max()) if len(made) else 0.0
+        pair = int(pair_of[call])
+        if pair >= 0:
+            inside[pair] = reach
+            own = max(noise[pair], 0.0 if np.isnan(out[pair]) else min(out[pair], 1.0))
+            reach = 0.0 if divergence.out_equal[pair] else max(reach, own)
+        carried[call] = reach
+    return inside
+
+
+def born_findings(
+    a: Columns, b: Columns, divergence: Divergence, place_b: Floats, arguments: Arguments, level: Floats
+) -> list[Finding]:
+    alignment = divergence.alignment
+    found = []
+    born = divergence.born()
+    for pair in np.flatnonzero(born | _likely(b, divergence, level)).tolist():
+        at_a, at_b = int(alignment.a[pair]), int(alignment.b[pair])
+        call_a, call_b = a.calls[at_a], b.calls[at_b]
+        sure = bool(born[pair])
+        size, floor = float(divergence.out_difference[pair]), float(divergence.noise[pair])
+        part = "outputs"
+        gradients = bool(np.nan_to_num(divergence.backward[pair]) > np.nan_to_num(size))
+        if (sure and not size > floor and not divergence.biased[pair]) or (not sure and gradients):
+            size, part = float(divergence.backward[pair]), "gradients"
+        amount = f"{part} differ by {size:.2g} of their largest magnitude, rounding explains {floor:.2g}"
+        if sure and divergence.biased[pair] and not size > floor:
+            amount = f"{part} are shifted as a whole: less than rounding may be, but not as rounding is"
+        origin: Origin = "born"
+        if pair in arguments:
+            reason = f"{_said(arguments[pair])}; {amount}"
+        elif sure and _draws(call_b):
+            origin = "nondeterministic"
+            reason = f"{short_op(call_b.op)} draws random numbers and the runs drew different ones; {amount}"
+        elif sure and call_a.op != call_b.op:
+            reason = f"{call_b.op} in place of {call_a.op} makes something else of equal inputs: {amount}"
+        elif sure:
+            reason = f"inputs are bit-equal; {amount}"
+        else:
+            inputs = float(np.fmax(divergence.in_difference[pair], level[pair]))
+            reason = f"{amount}, while inputs differ by at most {inputs:.2g} (digests only: a heuristic)"
+        found.append(
+            Finding(
+                tier=SURE if sure else LIKELY,
+                place=float(place_b[at_b]),
+                origin=origin,
+                basis="structure" if pair in arguments else "digest",
+                reason=reason,
+                pair=pair,
+                backward=part == "gradients",
+            )
+        )
+    return found
+
+
+def told_findings(
+    a: Columns,
+    b: Columns,
+    divergence: Divergence,
+    place_b: Floats,
+    arguments: Arguments,
+) -> list[Finding]:
+    """Calls that were given other arguments, or another dtype, and made something else of it."""
+    alignment = divergence.alignment
+    born = divergence.born()
+    found = []
+    for pair, differences in arguments.items():
+        at_b = int(alignment.b[pair])
+        if born[pair] or divergence.out_equal[pair] or b.calls[at_b].kind == "module":
+            continue
+        found.append(
+            Finding(
+                tier=SURE if divergence.in_equal[pair] else TOLD,
+                place=float(place_b[at_b]),
+                origin="born",
+                basis="structure",
+                reason=_said(differences),
+                pair=pair,
+            )
+        )
+    same_shapes = a.shapes[alignment.a] == b.shapes[alignment.b]
+    other_dtype = same_shapes & (a.signature[alignment.a] != b.signature[alignment.b]) & divergence.in_equal
+    for pair in np.flatnonzero(other_dtype).tolist():
+        left, right = a.calls[int(alignment.a[pair])], b.calls[int(alignment.b[pair])]
+        if born[pair] or pair in arguments or not _coarser(left, right):
+            continue
+        dtypes = (
+            ", ".join(record.dtype for record in left.outputs),
+            ", ".join(record.dtype for record in right.outputs),
+        )
+        found.append(
+            Finding(
+                tier=SURE,
+                place=float(place_b[int(alignment.b[pair])]),
+                origin="born",
+                basis="structure",
+                reason=f"of equal inputs A makes {dtypes[0]} and B makes {dtypes[1]}",
+                pair=pair,
+            )
+        )
+    return found
+
+
+def _likely(b: Columns, divergence: Divergence, level: Floats) -> Bools:
+    """Pairs whose outputs (or, of a module, gradients) differ far more than their unequal inputs can."""
+    with np.errstate(invalid="ignore"):
+        inputs = divergence.noise + np.fmax(divergence.in_difference, level)
+        forward = divergence.out_difference > GAIN * inputs
+        backward = divergence.backward > GAIN * np.fmax(inputs, divergence.backward_in)
+        # Normalising optimizers turn rounding of a tiny gradient into a whole step; only replay can tell.
+        steps = b.phase[divergence.alignment.b] == PHASES.index("optimizer")
+        return np.asarray(~divergence.in_equal & (forward | backward) & ~steps & _whole(divergence))
+
+
+def _whole(divergence: Divergence) -> Bools:
+    """Pairs of which every input was compared: a call on parts of a tensor is another call."""
+    whole = np.ones(len(divergence.alignment), bool)
+    whole[divergence.reads.pair[~divergence.reads.comparable]] = False
+    return whole
+
+
+def _coarser(a: Call, b: Call) -> bool:
+    """Some output of B has fewer digits than A's."""
+    return any(
+        EPS.get(right.dtype, 0.0) > EPS.get(left.dtype, 0.0)
+        for left, right in zip(a.outputs, b.outputs, strict=False)
+    )
+
+
+def _draws(call: Call) -> bool:
+    return bool(_RANDOM.search(short_op(call.op))) or "rng" in call.flags
+
+
+def _said(differences: dict[str, tuple[str, str]]) -> str:
+    return ", ".join(f"{name} is {left} in A and {right} in B" for name, (left, right) in differences.items())
