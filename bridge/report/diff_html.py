@@ -19,6 +19,7 @@ STATIC_ROWS = 50
 def render(document: DiffDocument) -> str:
     """Return the page."""
     view = build_diff_view(document)
+    document = view.document
     filled = len(document.table) > 0
     drawn = {}
     if filled:

@@ -64,7 +64,7 @@ class _DiffPainter(Painter):
         cells: list[tuple[str, ...]] = [head]
         for row in rows:
             _, key, op, phase, status, origin, *numbers = map(plain, call_cells(row))
-            cells.append((key, op, phase, status if origin == "-" else origin, *numbers))
+            cells.append((key, _shorten(op, 28), phase, status if origin == "-" else origin, *numbers))
         taken = sum(max(len(line[i]) for line in cells) + 2 for i in range(1, len(head)))
         # Long keys are cut in the middle: both ends tell.
         room = max(24, self.width - taken)
