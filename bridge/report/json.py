@@ -10,6 +10,7 @@ import msgspec
 from bridge.errors import UsageError
 from bridge.report.documents import KINDS, Document
 from bridge.report.files import write_file
+from bridge.report.integrity import problem_of
 from bridge.verify.verdict import Verdict
 
 
@@ -84,7 +85,11 @@ def decode(data: bytes, path: Path | str) -> Document:
                 f"{path} has schema version {head.schema_version}, this bridge reads up to {latest}; "
                 "upgrade numerics-bridge"
             )
-        return msgspec.json.decode(data, type=KINDS[kind])
+        document = msgspec.json.decode(data, type=KINDS[kind])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         verb = "verify" if kind == "verdict" else kind
         raise UsageError(f"{path} is not a {kind}.json: {error}; `bridge {verb}` writes one") from None
+    problem = problem_of(document)
+    if problem:
+        raise UsageError(f"{path} is damaged: {problem}; make it again with `bridge {kind}`")
+    return document

@@ -77,6 +77,35 @@ def test_a_later_diff_is_refused(diverged: DiffDocument, tmp_path: Path) -> None
         read_document(tmp_path / "diff.json")
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("key_a", [0], "column key_b has 120 rows, the table has 1"),
+        ("status", [17] * 120, "column status points to entry 17 of 6"),
+        ("module", [-1] * 120, "column module points to entry -1"),
+        ("op_b", [9999] * 120, "column op_b points to entry 9999"),
+    ],
+)
+def test_a_damaged_table_is_named(
+    diverged: DiffDocument, tmp_path: Path, column: str, value: list[int], expected: str
+) -> None:
+    table = msgspec.structs.replace(diverged.table, **{column: value})
+    write_json(msgspec.structs.replace(diverged, table=table), tmp_path / "diff.json")
+    with pytest.raises(UsageError, match="is damaged") as caught:
+        read_document(tmp_path / "diff.json")
+    assert expected in str(caught.value)
+
+
+def test_a_row_that_is_not_there_is_named(diverged: DiffDocument, scan: ScanDocument, tmp_path: Path) -> None:
+    write_json(msgspec.structs.replace(diverged, first_divergence=500), tmp_path / "diff.json")
+    with pytest.raises(UsageError, match="row 500 is named, the table has 120"):
+        read_document(tmp_path / "diff.json")
+    finding = msgspec.structs.replace(scan.findings[0], row=60)
+    write_json(msgspec.structs.replace(scan, findings=(finding,)), tmp_path / "scan.json")
+    with pytest.raises(UsageError, match="row 60 is named, the table has 60"):
+        read_document(tmp_path / "scan.json")
+
+
 def test_unknown_object() -> None:
     with pytest.raises(TypeError, match="got dict"):
         render_text({})  # type: ignore[arg-type]
