@@ -7,6 +7,7 @@ triton decorates a kernel; `INTERPRETED` is that decision.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -97,11 +98,22 @@ def kernel_op(name: str, *, mutates_args: tuple[str, ...] = ()) -> Callable[[Cal
 
     Compiled kernels become a `triton_op`, which torch.compile sees through. Interpreted ones cannot be
     traced, so they become an opaque `custom_op` with the same fake implementation.
+
+    The first argument of `function` is a tensor; its device is made current, since Triton launches there.
     """
 
     def register(function: Callable[..., Any]) -> Any:
+        @wraps(function)
+        def on_device(*args: Any, **kwargs: Any) -> Any:
+            first = args[0]
+            here = isinstance(first, FakeTensor) or not first.is_cuda
+            if here or first.device.index == torch.cuda.current_device():
+                return function(*args, **kwargs)
+            with torch.cuda.device(first.device):
+                return function(*args, **kwargs)
+
         if not INTERPRETED:
-            return torch.library.triton_op(name, function, mutates_args=mutates_args)
+            return torch.library.triton_op(name, on_device, mutates_args=mutates_args)
         op = torch.library.custom_op(name, function, mutates_args=mutates_args)
         op.register_fake(function)
         return op

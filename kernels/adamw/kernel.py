@@ -71,7 +71,7 @@ def adamw_step(
         return
     places = (param, exp_avg, exp_avg_sq)
     # A tensor with gaps or permuted axes is worked on as a dense copy and written back.
-    dense = [place.contiguous() for place in places]
+    dense = [place if place.is_contiguous() else place.contiguous() for place in places]
     wrap_triton(adamw_step_kernel)[(triton.cdiv(param.numel(), _BLOCK),)](
         dense[0], grad.contiguous(), dense[1], dense[2], param.numel(),
         lr * weight_decay, lr / (1.0 - beta1**step), (1.0 - beta2**step) ** 0.5,

@@ -56,6 +56,15 @@ def test_opcheck() -> None:
     torch.library.opcheck(kernel.offset_rms_norm_backward, (y, x.detach(), weight.detach(), rstd))
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_tensors_on_another_device_than_the_current_one() -> None:
+    x, weight = (tensor.to("cuda:1") for tensor in _drawn((8, 256), torch.float32, 16, 1.0))
+    torch.testing.assert_close(
+        offset_rms_norm(x, weight, eps=1e-6, backend="kernel"),
+        offset_rms_norm(x, weight, eps=1e-6, backend="eager"),
+    )
+
+
 @pytest.mark.parametrize("shape", [(8, 4096), (8, 4097), (2, 3, 256)])
 def test_compile_fullgraph(gate: SimpleNamespace, shape: tuple[int, ...]) -> None:
     inputs = _drawn(shape, torch.bfloat16, 15, 1.0)

@@ -65,6 +65,38 @@ def test_offset_rmsnorm(gate: SimpleNamespace) -> None:
     torch.testing.assert_close(kernel(x), plain(x), rtol=1e-6, atol=1e-6)
 
 
+def test_offset_rmsnorm_of_qwen3_5() -> None:
+    """That model imports `fla`, which is not here: a stand-in is enough to build its norm and replace it."""
+    names = [
+        "fla",
+        "fla.modules",
+        "fla.modules.conv",
+        "fla.modules.conv.triton",
+        "fla.modules.conv.triton.ops",
+    ]
+    names += ["fla.ops", "fla.ops.gated_delta_rule", "fla.ops.gated_delta_rule.chunk"]
+    names += ["fla.ops.gated_delta_rule.fused_recurrent"]
+    code = f"""
+import sys
+from unittest.mock import MagicMock
+for name in {names!r}:
+    sys.modules[name] = MagicMock(__path__=[], __spec__=None)
+import torch
+from torchtitan.models.qwen3_5.model import OffsetRMSNorm
+from bridge.kernels.offset_rmsnorm.override_qwen3_5 import offset_rmsnorm
+config = OffsetRMSNorm.Config(dim=24, param_init={{"weight": torch.nn.init.normal_}})
+plain = config.build()
+plain.init_states()
+kernel = offset_rmsnorm(config, backend="kernel").build()
+kernel.load_state_dict(plain.state_dict())
+x = torch.randn(2, 3, 24)
+assert isinstance(kernel, OffsetRMSNorm)
+torch.testing.assert_close(kernel(x), plain(x))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_the_backend_can_be_given() -> None:
     _, kernel = swap(OffsetRMSNorm.Config(dim=8), (OFFSET, {"backend": "auto"}))
     assert kernel.backend == "auto"
