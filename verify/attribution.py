@@ -28,7 +28,7 @@ from bridge.verify.columns import (
 from bridge.verify.diff_document import ORIGINS
 from bridge.verify.divergence import Divergence
 from bridge.verify.entered import entered_findings
-from bridge.verify.finding import Arguments, Finding
+from bridge.verify.finding import ENTERED, Arguments, Finding
 from bridge.verify.gateways import gateways
 
 #: Growth of a rounding difference through a whole module that is still no sign of a fault.
@@ -128,7 +128,7 @@ def _not_cleared(
         phase = "forward" if call.phase in ("forward", "recompute") else call.phase
         whole = call.kind != "module" and agree.get((call.module, phase, call.rank))
         told = finding.basis == "structure" and finding.pair >= 0
-        if not whole or (told and call.module not in rearranged):
+        if finding.tier == ENTERED or not whole or (told and call.module not in rearranged):
             kept.append(finding)
     return kept
 
@@ -173,6 +173,9 @@ def _without_outer(a: Columns, b: Columns, divergence: Divergence, findings: lis
     calls = [call_of(a, b, divergence.alignment, finding) for finding in findings]
     kept = []
     for number, (finding, call) in enumerate(zip(findings, calls, strict=True)):
+        if finding.tier == ENTERED:
+            kept.append(finding)  # names a tensor, not a call: nothing inside explains it
+            continue
         if call.kind != "module":
             if not _inside_another(calls, call):
                 kept.append(finding)
