@@ -100,11 +100,18 @@ def _results(spec: KernelSpec, case: Case, *, reference: bool) -> dict[str, torc
 
 
 def summarise(
-    replayed: Sequence[Replayed], *, captured_on: str, here: str, kernels: Sequence[str], recorded: bool
+    replayed: Sequence[Replayed],
+    *,
+    captured: int,
+    captured_on: str,
+    here: str,
+    kernels: Sequence[str],
+    recorded: bool,
 ) -> Fidelity:
     """One Fidelity for all captured cases: the worst of them, with its numbers.
 
     Args:
+        captured: how many captured calls were judged.
         captured_on: device of the run; here: device of the replay.
         kernels: what the target was seen to launch.
         recorded: the captured outputs themselves were judged.
@@ -118,7 +125,12 @@ def summarise(
             kernels=tuple(kernels),
         )
     if not replayed:
-        return Fidelity(launched=launched, kernels=tuple(kernels))
+        detail = (
+            "the run recorded nothing that the kernel's own outputs could be compared with"
+            if captured
+            else ""
+        )
+        return Fidelity(detail=detail, launched=launched, kernels=tuple(kernels))
     worst = max(replayed, key=lambda item: _ORDER.index(item.status))
     equal = sum(item.status == "bit-equal" for item in replayed)
     detail = f"{equal} of {len(replayed)} captured calls reproduced bit for bit"

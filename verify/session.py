@@ -320,6 +320,7 @@ class _Session:
         kernels = self._kernels(bound, found, options)
         fidelity = replay.summarise(
             replayed,
+            captured=len(bound.bound),
             captured_on=self.capture.manifest.device if self.capture is not None else "",
             here=device_name(),
             kernels=kernels,

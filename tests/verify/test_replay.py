@@ -84,18 +84,30 @@ def test_a_run_that_was_eager_is_recognised() -> None:
     assert "this run did not use the kernel here" in found.detail
 
 
+def summary(items: list[replay.Replayed], **changes: Any) -> Any:
+    given: dict[str, Any] = {
+        "captured": 0,
+        "captured_on": "",
+        "here": "cpu",
+        "kernels": ("k",),
+        "recorded": False,
+    }
+    return replay.summarise(items, **{**given, **changes})
+
+
 def test_the_worst_call_is_told_with_the_devices() -> None:
     items = [
         replay.Replayed(case="a", status="bit-equal", detail="fine"),
         replay.Replayed(case="b", status="differs", detail="by 1"),
     ]
-    found = replay.summarise(items, captured_on="NVIDIA H200", here="cpu", kernels=("k",), recorded=False)
+    found = summary(items, captured=2, captured_on="NVIDIA H200")
     assert (found.status, found.launched) == ("differs", True)
     assert "1 of 2 captured calls reproduced bit for bit; b: by 1; captured on NVIDIA H200" in found.detail
-    none = replay.summarise([], captured_on="", here="cpu", kernels=(), recorded=False)
+    none = summary([], kernels=())
     assert (none.status, none.launched) == ("no capture", False)
-    judged = replay.summarise([], captured_on="x", here="cpu", kernels=("k",), recorded=True)
+    judged = summary([], captured=1, recorded=True)
     assert judged.status == "recorded"
+    assert "nothing that the kernel's own outputs" in summary([], captured=1).detail
 
 
 @pytest.mark.parametrize(
