@@ -29,8 +29,8 @@ def sample(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generato
 def all_negative(
     shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: Device
 ) -> Inputs:
-    """Logits around -50: a 0 in a padded lane would be the maximum of its row."""
-    return ((_draw(shape, generator, device) - 50.0).to(dtype),)
+    """Logits around -200: beside a 0 in a padded lane, all of them would underflow."""
+    return ((_draw(shape, generator, device) - 200.0).to(dtype),)
 
 
 def extreme(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: Device) -> Inputs:

@@ -41,6 +41,12 @@ def _families() -> list[Any]:
     ]
 
 
+def _upstream(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """A random gradient for each output, the same in every run."""
+    generator = torch.Generator().manual_seed(9)
+    return [torch.randn(o.shape, generator=generator).to(o.device, o.dtype) for o in outputs]
+
+
 def _middle(spec: KernelSpec) -> tuple[int, ...]:
     """A declared shape of moderate size."""
     return min(spec.shapes, key=lambda shape: abs(_numel(shape) - 1500))
@@ -99,7 +105,7 @@ def test_layouts_of_inputs_and_gradients(gate: SimpleNamespace, name: str, layou
     spec = SPECS[name]
     inputs = gate.draw(spec, _middle(spec), torch.float16, seed=2)
     outputs = gate.run(spec.reference, inputs, (), (), **spec.attrs)[0]
-    grads = [torch.randn(o.shape, device=o.device).to(o.dtype) for o in outputs]
+    grads = _upstream(outputs)
     gate.judge(spec, [layout(tensor) for tensor in inputs], [layout(grad) for grad in grads])
 
 
@@ -120,7 +126,7 @@ def test_twice_the_same(gate: SimpleNamespace, name: str) -> None:
     inputs = gate.draw(spec, _middle(spec), torch.float32, seed=4)
     wrt = [spec.inputs.index(grad) for grad in spec.grads]
     outputs = gate.run(spec.reference, inputs, (), (), **spec.attrs)[0]
-    grads = [torch.randn(o.shape, device=o.device).to(o.dtype) for o in outputs]
+    grads = _upstream(outputs)
     first = gate.run(spec.target, inputs, grads, wrt, **spec.attrs)
     second = gate.run(spec.target, inputs, grads, wrt, **spec.attrs)
     for one, two in zip(first[0] + first[1], second[0] + second[1], strict=True):
@@ -137,7 +143,7 @@ def test_every_fault_changes_some_result(gate: SimpleNamespace, name: str, fault
     for family in (None, *spec.adversarial):
         inputs = gate.draw(spec, _middle(spec), torch.float16, seed=5, family=family)
         outputs = gate.run(spec.reference, inputs, (), (), **spec.attrs)[0]
-        grads = [torch.randn(o.shape, device=o.device).to(o.dtype) for o in outputs]
+        grads = _upstream(outputs)
         right = gate.run(spec.reference, inputs, grads, wrt, **spec.attrs)
         wrong = gate.run(spec.faults[fault], inputs, grads, wrt, **spec.attrs)
         if any(not torch.equal(a, b) for a, b in zip(right[0] + right[1], wrong[0] + wrong[1], strict=True)):
