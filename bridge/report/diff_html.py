@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bridge.report.diff_details import diff_details
 from bridge.report.diff_model import CALL_COLUMNS, SUSPECT_COLUMNS, build_diff_view, call_cells
-from bridge.report.flow_figures import flow, layer_maps, step_trace
+from bridge.report.flow_figures import flow, step_trace
 from bridge.report.grid import diff_grid
+from bridge.report.layer_figures import layer_maps
 from bridge.report.page import render_page
 from bridge.report.verdict_judged import judged
 from bridge.report.verdict_model import COLUMNS

@@ -50,12 +50,13 @@ def _figures(document: Document) -> dict[str, Figure]:
         return _of_verdict(document)
     if isinstance(document, DiffDocument):
         from bridge.report.calls import with_gradients
-        from bridge.report.flow_figures import flow, layer_maps, step_trace
+        from bridge.report.flow_figures import flow, step_trace
+        from bridge.report.layer_figures import layer_maps
 
         document = with_gradients(document)
         found = {f"steps {trace.metric}": step_trace(trace) for trace in document.steps}
         return {"flow": flow(document), **layer_maps(document), **found} if len(document.table) else found
-    from bridge.report.scan_figures import scan_map
+    from bridge.report.layer_figures import scan_map
 
     return {f"layer-{by}": scan_map(document, by=by) for by in ("op", "module")}
 

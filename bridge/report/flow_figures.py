@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from bridge.report.calls import CallRow, call_row, layer_of, short_op
-from bridge.report.error_figures import map_spec
+from bridge.report.calls import CallRow, call_row, layer_of
 from bridge.report.figures import Figure, escape, layout
 from bridge.report.numbers import plural, short
 from bridge.report.palette import light
@@ -22,10 +21,6 @@ from bridge.verify.diff_document import ORIGINS, STATUSES, CallTable, DiffDocume
 BINS = 1200
 #: Differences below this are drawn at the bottom.
 LEAST = 1e-12
-#: Layers and columns of the map.
-MAX_LAYERS = 160
-MAX_COLUMNS = 70
-
 _DIFFERS, _ROUNDING, _EQUAL = (STATUSES.index(name) for name in ("differs", "rounding", "equal"))
 _UNMATCHED = frozenset(STATUSES.index(name) for name in ("only a", "only b"))
 
@@ -77,7 +72,7 @@ def flow(document: DiffDocument) -> Figure:
                 "x": rows,
                 "y": [_height(table, row, bottom, top) for row in rows],
                 "customdata": rows,
-                "text": [_hover(call_row(table, row)) for row in rows],
+                "text": [hover(call_row(table, row)) for row in rows],
                 "hovertemplate": "%{text}<extra></extra>",
                 "marker": _MARKERS[name],
             }
@@ -141,7 +136,8 @@ def _height(table: CallTable, row: int, bottom: float, top: float) -> float:
     return min(top, max(bottom, _size(table, row)))
 
 
-def _hover(row: CallRow) -> str:
+def hover(row: CallRow) -> str:
+    """Return what a point says about its call."""
     lines = [f"<b>{escape(row.key)}</b>", escape(f"{row.op}, {row.phase}, row {row.row}")]
     what = " ".join(part for part in (row.status, row.origin) if part)
     noise = f", noise {short(row.noise)}" if row.noise is not None else ""
@@ -279,74 +275,6 @@ def _flow_summary(document: DiffDocument) -> str:
         text += f"; {plural(len(born), 'birth')}, the largest {short(table.out_difference[worst])} at "
         text += call_row(table, worst).key
     return text + "."
-
-
-def layer_maps(document: DiffDocument) -> dict[str, Figure]:
-    """Return the worst difference / noise per layer and op, and per layer and module inside it.
-
-    Keys: "layer-op", "layer-module".
-    """
-    table = document.table
-    return {
-        "layer-op": _layer_map(
-            table, _worst_calls(table, "module"), "op", lambda place: short_op(table.pool[place[2]])
-        ),
-        "layer-module": _layer_map(
-            table,
-            _worst_calls(table),
-            "module",
-            lambda place: layer_of(table.pool[place[0]])[1] or "(itself)",
-        ),
-    }
-
-
-def _worst_calls(table: CallTable, without: str = "") -> dict[tuple[int, int, int], tuple[float, int]]:
-    """Return (module, phase, op), as pool numbers, -> worst difference / noise and its row.
-
-    Calls of kind `without` are left out: a module call is no op.
-    """
-    skipped = table.pool.index(without) if without in table.pool else -1
-    worst: dict[tuple[int, int, int], tuple[float, int]] = {}
-    columns = zip(table.module, table.phase, table.op_b, table.op_a, table.status, strict=True)
-    for row, (module, phase, op_b, op_a, status) in enumerate(columns):
-        if status in _UNMATCHED or table.kind[row] == skipped:
-            continue
-        size, noise = table.out_difference[row], table.noise[row]
-        if size is None:
-            value = math.inf if status == _DIFFERS else 0.0
-        elif noise:
-            value = size / noise
-        else:
-            value = math.inf if size > 0 and status == _DIFFERS else 0.0
-        place = module, phase, op_b if op_b >= 0 else op_a
-        known = worst.get(place)
-        if known is None or value > known[0]:
-            worst[place] = (value, row)
-    return worst
-
-
-def _layer_map(
-    table: CallTable,
-    worst: dict[tuple[int, int, int], tuple[float, int]],
-    by: str,
-    column_of: Callable[[tuple[int, int, int]], str],
-) -> Figure:
-    cells: dict[tuple[str, str], tuple[float, int]] = {}
-    for place, found in worst.items():
-        # Backward apart from forward: after a birth everything differs, and the pattern is in the forward.
-        phase = table.pool[place[1]]
-        column = column_of(place) + ("" if phase == "forward" else f" ({phase})")
-        cell = layer_of(table.pool[place[0]])[0], column
-        if cell not in cells or found > cells[cell]:
-            cells[cell] = found
-    spec, summary = map_spec(
-        cells,
-        describe=lambda row: _hover(call_row(table, row)),
-        limits=(MAX_LAYERS, MAX_COLUMNS),
-        unit="noise floor",
-        decades=4,
-    )
-    return Figure(title=f"Layer by {by}", summary=summary, spec=spec)
 
 
 def step_trace(trace: StepTrace) -> Figure:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bridge.report.grid import scan_grid
+from bridge.report.layer_figures import scan_map
 from bridge.report.page import render_page
-from bridge.report.scan_figures import scan_map
 from bridge.report.scan_model import SCAN_COLUMNS, build_scan_view, scan_cells
 from bridge.verify.diff_document import ScanDocument
 

@@ -24,9 +24,9 @@ from bridge.report import (
 )
 from bridge.report.calls import call_row, layer_of, rows_with, short_op, with_gradients
 from bridge.report.diff_model import build_diff_view
-from bridge.report.flow_figures import BINS, flow, layer_maps, step_trace
+from bridge.report.flow_figures import BINS, flow, step_trace
+from bridge.report.layer_figures import layer_maps, scan_map
 from bridge.report.render import FORMATS, render
-from bridge.report.scan_figures import scan_map
 from bridge.report.scan_model import build_scan_view
 from bridge.verify.diff_document import DiffDocument, ScanDocument
 from bridge.verify.verdict import Verdict
