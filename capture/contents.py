@@ -40,7 +40,7 @@ class Contents:
             return
         nbytes = content.count * _size(dtype)
         self.digested_bytes += nbytes
-        if tensor.device.type == "cpu":
+        if tensor.is_cpu:
             if len(place) == 3:
                 digest = digest_host.digest_bytes(tensor.data_ptr(), content.count, dtype)
             else:
@@ -82,7 +82,7 @@ class Contents:
             self._writer.drop(key=key, tensor=name, nbytes=nbytes, reason=reason)
             return
         fetch: Callable[[], Buffer]
-        if tensor.device.type == "cpu":
+        if tensor.is_cpu:
             with HostBytes(tensor, place, nbytes) as (address, owned):
                 data = owned if owned is not None else digest_host.view(address, nbytes).copy()
             fetch = partial(_buffer, data)

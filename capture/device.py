@@ -48,6 +48,8 @@ class DeviceDigests:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._on_host = device.type == "cpu"
+        self._index = device.index or 0
         self._batch: list[tuple[int, int, str, Any]] = []  #: address, bytes, type, what keeps the memory
         self._rows: list[
             tuple[int, int, int]
@@ -219,12 +221,10 @@ class DeviceDigests:
         return found
 
     def _current_stream(self) -> int:
-        if self.device.type == "cpu":
-            return 0
-        return int(torch._C._cuda_getCurrentRawStream(self.device.index or 0))
+        return 0 if self._on_host else int(torch._C._cuda_getCurrentRawStream(self._index))
 
     def _on_stream(self) -> Any:
-        if self.device.type == "cpu" or self._stream == self._current_stream():
+        if self._on_host or self._stream == self._current_stream():
             return contextlib.nullcontext()
         return torch.cuda.stream(_external_stream(self._stream, self.device))
 

@@ -69,13 +69,14 @@ class Storages:
         self._contents = 0
         self.compiled = False  #: compiled code is running: between its operators it writes what it likes
 
-    def entry(self, tensor: torch.Tensor) -> StorageEntry:
-        """The entry of a plain strided tensor's storage; new storages start at epoch 0."""
+    def entry(self, tensor: torch.Tensor, maker: int | None = None) -> StorageEntry:
+        """The entry of a plain strided tensor's storage; a new one starts at epoch 0, written by `maker`."""
         storage = tensor.untyped_storage()
         found = self._entries.get(storage._cdata)
         if found is None:
             found = self._entries[storage._cdata] = StorageEntry(len(self._entries), storage)
             found.unseen = self.compiled
+            found.writer = maker
             return found
         if storage.data_ptr() != found.address or storage.nbytes() != found.nbytes:
             # resize_() and FSDP's freeing and refilling of unsharded parameters give a storage new memory.

@@ -32,7 +32,13 @@ class Observer:
         self.contents = contents
 
     def record(
-        self, tensor: torch.Tensor, name: str, key: str = "", store: bool = False, state: State = VALUES
+        self,
+        tensor: torch.Tensor,
+        name: str,
+        key: str = "",
+        store: bool = False,
+        state: State = VALUES,
+        maker: int | None = None,
     ) -> TensorRecord:
         """Record a tensor as it is now.
 
@@ -44,10 +50,11 @@ class Observer:
             state: VALUES; LATER for a result that another stream or thread still writes; IGNORED for an
                 argument whose bytes do not matter, since it is only filled; PART for the part that was filled
                 of memory that holds nothing else yet.
+            maker: The call that returned it; if its storage is new, that call wrote it.
         """
         if type(tensor) not in _PLAIN:
-            return self._wrapped(tensor, name, key, store, state)
-        return self._plain(tensor, name, key, store, state)
+            return self._wrapped(tensor, name, key, store, state, maker)
+        return self._plain(tensor, name, key, store, state, maker)
 
     def written(self, tensor: torch.Tensor, writer: int, *, partly: bool = False) -> None:
         """Call number `writer` has written the memory that a tensor shows, or a part of it."""
@@ -73,19 +80,13 @@ class Observer:
             if _has_bytes(local) and local.numel() and not self.storages.knows(local):
                 self.storages.entry(local).garbage = True
 
-    def made(self, tensor: torch.Tensor, writer: int) -> None:
-        """A call returned a tensor; if its storage is new, that call wrote it."""
-        for local in local_tensors(tensor):
-            if _has_bytes(local) and not self.storages.knows(local):
-                self.storages.entry(local).writer = writer
-
     def unchanged(self, tensor: torch.Tensor) -> bool:
         """The memory that a tensor shows still has the contents that it had when last recorded.
 
         Known only for host memory; False means "changed, or not known".
         """
         for local in local_tensors(tensor):
-            if local.device.type != "cpu" or not _has_bytes(local):
+            if not local.is_cpu or not _has_bytes(local):
                 return False
             entry = self.storages.entry(local)
             place = place_of(local, _dtype_name(local.dtype))
@@ -94,7 +95,9 @@ class Observer:
                 return False
         return True
 
-    def _plain(self, tensor: torch.Tensor, name: str, key: str, store: bool, state: State) -> TensorRecord:
+    def _plain(
+        self, tensor: torch.Tensor, name: str, key: str, store: bool, state: State, maker: int | None
+    ) -> TensorRecord:
         dtype = _DTYPE_NAMES.get(tensor.dtype) or _dtype_name(tensor.dtype)
         device = "cpu" if tensor.is_cpu else _DEVICE_NAMES.get(tensor.device) or _device_name(tensor.device)
         if not _has_bytes(tensor):
@@ -109,7 +112,7 @@ class Observer:
             # Lazily negated or conjugated: the bytes in memory are not the values, so a copy is recorded.
             with aside():
                 tensor = tensor.resolve_conj().resolve_neg()
-        entry = self.storages.entry(tensor)
+        entry = self.storages.entry(tensor, maker)
         number = -1
         place = place_of(tensor, dtype)
         known = not entry.garbage or state == PART or place in entry.contents
@@ -124,7 +127,7 @@ class Observer:
         return TensorRecord(
             name=name,
             dtype=dtype,
-            shape=tuple(tensor.shape),
+            shape=tensor.shape,
             stride=tensor.stride(),
             offset=place[0],
             device=device,
@@ -135,18 +138,20 @@ class Observer:
             content=number,
         )
 
-    def _wrapped(self, tensor: torch.Tensor, name: str, key: str, store: bool, state: State) -> TensorRecord:
+    def _wrapped(
+        self, tensor: torch.Tensor, name: str, key: str, store: bool, state: State, maker: int | None
+    ) -> TensorRecord:
         kind = type(tensor).__name__
         if isinstance(tensor, torch.nn.Parameter) and not hasattr(tensor, "_local_tensor"):
-            return self._plain(tensor, name, key, store, state)
+            return self._plain(tensor, name, key, store, state, maker)
         local = getattr(tensor, "_local_tensor", None)
         spec = getattr(tensor, "_spec", None)
         if isinstance(local, torch.Tensor) and spec is not None:
-            inner = self.record(local, name, key, store, state)
+            inner = self.record(local, name, key, store, state, maker)
             return _with_placement(inner, tensor, spec, kind)
         if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ and _has_bytes(tensor):
             # A subclass that only adds Python attributes is a plain tensor underneath.
-            return replace(self._plain(tensor, name, key, store, state), subclass=kind)
+            return replace(self._plain(tensor, name, key, store, state, maker), subclass=kind)
         return TensorRecord(
             name=name,
             dtype=_dtype_name(tensor.dtype),
@@ -175,7 +180,7 @@ def local_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
 def _has_bytes(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
-        and tensor.device.type != "meta"
+        and not tensor.is_meta
         and not tensor.is_quantized
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )

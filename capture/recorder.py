@@ -145,10 +145,9 @@ class Recorder:
         key, store = pending.key, pending.store_outputs
 
         def visit(path: str, tensor: torch.Tensor) -> None:
-            observer.made(tensor, pending.index)
             returned.add(id(tensor))
             part = info.partial and path == "0"
-            outputs.append(observer.record(tensor, path, key, store, PART if part else state))
+            outputs.append(observer.record(tensor, path, key, store, PART if part else state, pending.index))
 
         visit_tensors(result, visit)
         if isinstance(result, (bool, int, float)):
