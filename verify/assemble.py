@@ -21,6 +21,9 @@ from bridge.verify.verdict import (
     Verdict,
 )
 
+#: How the structure of a tensor begins that a dead process left no result of.
+LOST = "no result: "
+
 
 def assemble(
     spec: KernelSpec,
@@ -98,7 +101,7 @@ def _lost_case(spec: KernelSpec, case: Case, item: Lost) -> tuple[CaseRecord, li
             verdict="FAIL",
             dtype=case.dtype,
             shape=(),
-            structure=f"no result: {item.reason}",
+            structure=f"{LOST}{item.reason}",
             reason=item.reason,
         )
         for name in tensor_names(spec)

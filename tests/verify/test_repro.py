@@ -158,6 +158,21 @@ def test_an_error_below_the_threshold_is_told_by_its_size_on_average(tmp_path: P
     assert find_criterion(spec, case, entry("y", case.name, error=0.5)) is None
 
 
+def test_a_kernel_that_kills_its_process_is_written_as_it_is(tmp_path: Path) -> None:
+    path = broken(tmp_path, "import os; os.abort()", backward=True)
+    verdict = verify_kernel(path, quick=True, isolate=True)
+    assert verdict.verdict == "FAIL" and "SIGABRT" in verdict.summary
+    made = make_repro(verdict, out=tmp_path / "repro")
+    assert made.after == ((6, 8), (8,)) and made.tries == 0
+    script = [sys.executable, made.folder / "repro.py"]
+    assert subprocess.run(script, capture_output=True).returncode < 0
+    (made.folder / "scale.py").write_text(KERNEL)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", made.folder / "test_repro.py"], capture_output=True
+    )
+    assert done.returncode == 0
+
+
 def entry(tensor: str, case: str, *, error: float, verdict: str = "FAIL") -> TensorVerdict:
     return TensorVerdict(
         tensor=tensor,
