@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ _TIE = 0.02
 #: Cases on which variants are tried.
 _CASES = 3
 _LARGEST = 1 << 16
+#: Block sizes to try where no launch showed any.
+_USUAL_TILES = (8, 16, 32, 64, 128)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +71,7 @@ def diagnose(
     if deed is not None:
         return Diagnosis(cause=deed[0], explained=1.0, where=place, evidence=deed[1])
     chosen = _choose(failing)
+    tiles = tiles or _USUAL_TILES
     if not chosen:
         return Diagnosis(cause="unexplained", where=place, evidence="no failing case is small enough to try variants on")
     scored = _scores(spec, chosen, passing, tiles)
@@ -188,7 +192,8 @@ def _would_fail(spec: KernelSpec, e: Evidence, variant: Variant, tiles: tuple[in
 
 
 def _stem(text: str) -> str:
-    return "".join(c for c in text if not c.isdigit()).replace("bfloat", "float")
+    """The sentence without the lengths of one case."""
+    return re.sub(r"\d+ // |padded length \d+, not by \d+|of its \d+ terms", "", text)
 
 
 def _pairs(spec: KernelSpec, e: Evidence, scored: list[tuple[float, Variant]]) -> list[tuple[float, Variant]]:

@@ -24,6 +24,7 @@ class Result:
     grads: dict[str, torch.Tensor | None] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)  #: tensor name -> misdeed, in words
     differing: dict[str, list[torch.Tensor]] = field(default_factory=dict)  #: repeats with other bits
+    owners: dict[str, int] = field(default_factory=dict)  #: address of the memory each gradient came in
     kernels: tuple[str, ...] = ()
     tiles: tuple[int, ...] = ()
 
@@ -109,11 +110,15 @@ def _backward(
     roots = tuple(o for o, _ in pairs)
     grads_in = tuple(g if g.dtype == o.dtype else g.to(o.dtype) for o, g in pairs)
     sources = tuple(leaves[i] for i in wanted)
+    spare = tuple(copy_with_layout(g) for g in grads_in) if keep_graph else ()
     grads = torch.autograd.grad(roots, sources, grads_in, retain_graph=keep_graph, allow_unused=True)
+    result.owners = {
+        f"grad_{n}": g.untyped_storage().data_ptr() for n, g in zip(names, grads, strict=True) if g is not None
+    }
     if keep_graph:
         first = tuple(g.clone() if g is not None else None for g in grads)
         try:
-            again = torch.autograd.grad(roots, sources, grads_in, allow_unused=True)
+            again = torch.autograd.grad(roots, sources, spare, allow_unused=True)
         except RuntimeError:
             again = None  # refusing a second backward is legal; only a silent wrong one is not
         if again is not None:

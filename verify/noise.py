@@ -66,11 +66,15 @@ class Noisy(TorchDispatchMode):
 
     Args:
         generator: of the noise.
+        stable: also move what comes straight from the inputs by one FP32 rounding where arithmetic reads
+            it: a result that is right for inputs that close is right by the usual standard.
     """
 
-    def __init__(self, generator: torch.Generator) -> None:
+    def __init__(self, generator: torch.Generator, *, stable: bool = True) -> None:
         super().__init__()
         self._generator = generator
+        self._stable = stable
+        self._computed: set[int] = set()  #: storage addresses that hold results of arithmetic
         # storage address -> value before the rounding to 16 bits that last wrote there
         self._unrounded: dict[int, torch.Tensor] = {}
 
@@ -82,10 +86,30 @@ class Noisy(TorchDispatchMode):
                 out = formula(*args, **kwargs)
             if out is not NotImplemented:
                 return out
+        exact = is_exact(func)
+        if self._stable and not exact:
+            args = tree_map(self._jittered, args)
         out = func(*args, **kwargs)
         if func.is_view:
             return out
-        return tree_map(lambda o: self._noisy(func, args, kwargs, o), out)
+        computed = not exact or any(
+            isinstance(a, torch.Tensor) and a.untyped_storage().data_ptr() in self._computed for a in tree_leaves(args)
+        )
+        out = tree_map(lambda o: self._noisy(func, args, kwargs, o), out)
+        for item in tree_leaves(out):
+            if isinstance(item, torch.Tensor):
+                address = item.untyped_storage().data_ptr()
+                (self._computed.add if computed else self._computed.discard)(address)
+        return out
+
+    def _jittered(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.float32 or value.ndim == 0:
+            return value
+        if value.untyped_storage().data_ptr() in self._computed or not value.numel():
+            return value
+        roundoff = unit_roundoff(torch.float32)
+        moved = value.to(torch.float64) * (1.0 + 2.0 * roundoff * (2.0 * self._uniform(value) - 1.0))
+        return moved.to(torch.float32)
 
     def unrounded(self, result: torch.Tensor) -> torch.Tensor:
         """`result` in FP64 before its last rounding to a 16-bit type; itself where there was none."""

@@ -111,6 +111,8 @@ def _edge_shapes(
     shapes: list[tuple[int, ...]] = [(1,) * rank]
     for axis in range(rank):
         shapes.append(tuple(1 if i == axis else n for i, n in enumerate(small)))
+        # Axes that are equal in every declared shape hide a mix-up of the two.
+        shapes.append(tuple(n + 3 if i == axis else n for i, n in enumerate(small)))
     reach = [tuple(t for t in tiles if t <= max(_REACH * n, 2 * min(tiles))) for n in longest]
     for tile in sorted({t for r in reach for t in r}):
         shapes.append(tuple(_ragged(n, tile, tile in reach[i]) for i, n in enumerate(small)))

@@ -287,6 +287,18 @@ def _of_sum(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...], where: str
             rank="mask",
             changes={op.number: lambda f, a, k, out: out * (length / padded)},
         )
+    maker = trace.ops.get(op.makers[0]) if op.makers else None
+    if padded != length and op.name == "sum" and maker is not None and maker.name == "exp" and not op.backward:
+        shift = trace.ops.get(maker.makers[0]) if maker.makers else None
+        if shift is not None and shift.name == "sub" and isinstance(shift.args[1], torch.Tensor):
+            top = shift.args[1]
+            yield Variant(
+                text="padded lanes are loaded as 0 and enter the sum of exponentials (-inf is the neutral value)",
+                rank="mask",
+                changes={
+                    op.number: lambda f, a, k, out: out + (padded - length) * torch.exp(-top).reshape(out.shape)
+                },
+            )
     yield from _of_spread(op, trace, length, padded)
 
 
