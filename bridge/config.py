@@ -131,7 +131,14 @@ def load_config(path: Path | str) -> BridgeConfig:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_plain(str(error))}") from None
     _check_values(config, path)
-    return config
+    return msgspec.structs.replace(config, train=_beside(config.train, path.resolve().parent))
+
+
+def _beside(train: TrainConfig, folder: Path) -> TrainConfig:
+    """Files that the config names lie beside it, or where the command runs."""
+    named = {name: value for name in ("job", "script") if (value := getattr(train, name)) is not None}
+    found = {name: str(folder / value) for name, value in named.items() if (folder / value).is_file()}
+    return msgspec.structs.replace(train, **found)
 
 
 def _missing(path: Path) -> str:

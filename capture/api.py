@@ -129,7 +129,10 @@ def _as_config(
 def _merge(config: BridgeConfig, **given: Any) -> Request:
     """The command line wins over [capture], which wins over the defaults."""
     section = config.capture
-    step = given["step"] if given["step"] is not None else section.step
+    step = given["step"]
+    if step is None and given["on"] is None:
+        # A trigger asked for on the command line looks at the whole run, not at the config's step.
+        step = section.step
     trigger = given["on"] or section.on
     if trigger is not None and trigger not in TRIGGERS:
         raise UsageError(f"--on takes {' or '.join(TRIGGERS)}, got {trigger!r}")

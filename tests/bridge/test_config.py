@@ -116,3 +116,9 @@ def test_sizes(text: str | int, count: int) -> None:
 def test_sizes_that_are_none(text: str | int) -> None:
     with pytest.raises(ConfigError, match="positive size"):
         parse_size(text)
+
+
+def test_files_that_the_config_names_lie_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("[job]\n", encoding="utf-8")
+    assert load_config(write(tmp_path, "[train]\njob = 'job.toml'")).train.job == str(tmp_path / "job.toml")
+    assert load_config(write(tmp_path, "[train]\nscript = 'train.py'")).train.script == "train.py"

@@ -12,7 +12,7 @@ import torch
 from bridge.capture import capture_run, load_capture
 from bridge.capture.request import CaptureResult
 from bridge.capture.script import find_models
-from bridge.config import BridgeConfig, TrainConfig
+from bridge.config import BridgeConfig, CaptureConfig, TrainConfig
 from bridge.errors import (
     CaptureError,
     ConfigError,
@@ -239,6 +239,14 @@ def test_a_trigger_keeps_the_step_at_which_it_fires(script: Path, on: str, facto
     found = load_capture(result.path)
     assert found.complete
     assert found.tensor(found.find("RMSNorm")[0].inputs[0]).shape == (64, 8)
+
+
+def test_a_trigger_looks_at_the_whole_run_whatever_step_the_config_names(script: Path) -> None:
+    config = BridgeConfig(
+        train=TrainConfig(script=str(script), args=("20", "nan")),
+        capture=CaptureConfig(step=2, ops=("RMSNorm",)),
+    )
+    assert capture_run(config, on="nonfinite", out=script.parent / "out").step == 14
 
 
 def test_a_trigger_that_never_fires_leaves_nothing(script: Path) -> None:
