@@ -57,7 +57,7 @@ def build_diff_view(document: DiffDocument) -> DiffView:
     document = with_gradients(document)
     return DiffView(
         document=document,
-        sentence=document.summary or _sentence(document),
+        sentence=_capital(document.summary) or _sentence(document),
         facts=(
             ("A", _side(document.a)),
             ("B", _side(document.b)),
@@ -123,6 +123,11 @@ def _compared(document: DiffDocument) -> str:
     if coverage.only_a or coverage.only_b:
         text += f"; {coverage.only_a:,} only in A, {coverage.only_b:,} only in B"
     return text
+
+
+def _capital(summary: str) -> str:
+    """A sentence that opens a report; names at its start stay as they are."""
+    return f"The{summary[3:]}" if summary.startswith("the ") else summary
 
 
 def _sentence(document: DiffDocument) -> str:

@@ -60,16 +60,18 @@ class Panel:
         return self.results[0]
 
     @property
-    def has_map(self) -> bool:
-        return self.first.map is not None
+    def mapped(self) -> Result | None:
+        """The first result with a map: the page needs a place for one as soon as any has one."""
+        return next((result for result in self.results if result.map is not None), None)
 
     @property
-    def has_histogram(self) -> bool:
-        return self.first.histogram is not None
+    def spread(self) -> Result | None:
+        """The first result with a histogram."""
+        return next((result for result in self.results if result.histogram is not None), None)
 
     @property
     def has_worst(self) -> bool:
-        return bool(self.first.worst)
+        return any(result.worst for result in self.results)
 
 
 def build_panels(groups: Iterable[Group], *, limit: int, prefix: str = "") -> tuple[tuple[Panel, ...], str]:
@@ -145,6 +147,9 @@ def _result(row: Row, *, name: str, with_map: bool) -> Result:
         )
         for element in entry.worst
     )
+    counts = entry.histogram
+    if counts is not None and not any((*counts.reference, *counts.target)):
+        counts = None  # No finite error: nothing to draw.
     return Result(
         case=entry.case,
         outcome=entry.verdict,
@@ -153,7 +158,7 @@ def _result(row: Row, *, name: str, with_map: bool) -> Result:
         failed=tuple(point.binding and not point.passed for _, point in row.checks),
         worst=worst,
         map=error_map(entry.error_map) if with_map and entry.error_map is not None else None,
-        histogram=histogram(entry.histogram, failed=entry.verdict == "FAIL") if entry.histogram else None,
+        histogram=histogram(counts, failed=entry.verdict == "FAIL") if counts is not None else None,
         map_name=f"map-{name}",
         histogram_name=f"histogram-{name}",
     )

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from bridge.report import write_report
 from bridge.report.documents import Document
 from bridge.verify.diff_document import DiffDocument, ScanDocument
-from bridge.verify.verdict import Verdict
+from bridge.verify.verdict import Histogram, Verdict
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -143,6 +144,16 @@ def test_another_case_can_be_chosen(open_page, failing: Verdict) -> None:
         or "13.6 times" in panel.locator(".reason").inner_text()
     )
     assert panel.locator("figure.map svg.main-svg").count() > 0
+
+
+def test_a_figure_that_only_another_case_has(open_page, passing: Verdict, make_tensor) -> None:
+    nothing = Histogram(edges=(-1.0, 0.0, 1.0), reference=(0, 0), target=(0, 0))
+    worst = make_tensor("y", "all NaN", factor=9.0, histogram=nothing)
+    page = open_page(msgspec.structs.replace(passing, tensors=(worst, make_tensor("y", "fine"))))
+    assert page.locator("figure.histogram").is_hidden()
+    page.locator("select.case").select_option(index=1)
+    page.wait_for_selector("figure.histogram:not(.absent) svg.main-svg")
+    assert page.locator("figure.histogram .canvas").bounding_box()["width"] > 300
 
 
 def test_without_scripts_the_verdict_is_there(open_page, failing: Verdict) -> None:

@@ -19,7 +19,7 @@ from bridge.report import render_html, write_json, write_report
 from bridge.report.verdict_model import build_view
 from bridge.report.verdict_panels import MAX_BLOCKS, build_panels
 from bridge.verify.diff_document import DiffDocument, ScanDocument
-from bridge.verify.verdict import ErrorMap, TensorVerdict, Verdict
+from bridge.verify.verdict import ErrorMap, Histogram, TensorVerdict, Verdict
 
 VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})
 HOSTILE = "</script><script>alert(1)</script><!-- \" ' & {{ 7 * 7 }} <img src=x onerror=alert(1)>"
@@ -87,6 +87,20 @@ def test_offline(failing: Verdict) -> None:
 def test_size(failing: Verdict, tmp_path: Path) -> None:
     write_report(failing, tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 3_000_000
+
+
+def test_a_figure_that_only_another_case_has(
+    passing: Verdict, make_tensor: Callable[..., TensorVerdict]
+) -> None:
+    """The worst case is all NaN and has no histogram; the next one has."""
+    nothing = Histogram(edges=(-1.0, 0.0, 1.0), reference=(0, 0), target=(0, 0))
+    worst = make_tensor("y", "all NaN", factor=9.0, histogram=nothing, error_map=None)
+    page = render_html(msgspec.structs.replace(passing, tensors=(worst, make_tensor("y", "fine"))))
+    assert page.count('<figure class="histogram absent">') == 1
+    assert page.count('<figure class="map absent">') == 1
+    first, second = json.loads(packed(page, "data"))["results"]["y"]
+    assert first["histogram"] is None
+    assert second["histogram"] == "histogram-0-1"
 
 
 def test_many_results_stay_small(passing: Verdict, make_tensor: Callable[..., TensorVerdict]) -> None:
