@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import gelu, silu
 
 from bridge.kernels.fused_swiglu.op import swiglu
 from bridge.kernels.fused_swiglu.reference import golden, reference
@@ -51,25 +49,6 @@ def tiny(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator,
     """Gates near zero, where silu is half its argument."""
     gate, up = _draw(shape, generator, device)
     return (1e-3 * gate).to(dtype), up.to(dtype)
-
-
-def bind(call: Any) -> Inputs:
-    """Gate and up of a captured call.
-
-    An op has them as its arguments. A feed-forward module has its input and its weights instead, whose two
-    projections are made here as the module makes them.
-    """
-    if call.call.kind != "module":
-        gate, up = list(call.inputs.values())[:2]
-        return gate, up
-    (x,) = list(call.inputs.values())[:1]
-    params = {name.removesuffix(".weight"): tensor for name, tensor in call.params.items()}
-    if "w13" in params:
-        weight = params["w13"]
-        return linear(x, weight[:, 0]), linear(x, weight[:, 1])
-    gate_name = "w1" if "w1" in params else "gate_proj"
-    up_name = "w3" if "w3" in params else "up_proj"
-    return linear(x, params[gate_name]), linear(x, params[up_name])
 
 
 def _fault_gate_and_up_swapped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -120,9 +99,8 @@ SPEC = KernelSpec(
     # A production width; one below, at and above both tile widths; one row more than the rows of a tile.
     shapes=((4, 14336), (3, 255), (3, 256), (3, 257), (3, 1023), (3, 1024), (3, 1025), (129, 16), (1, 1)),
     dtypes=("bfloat16", "float16", "float32"),
+    # Not the feed-forward module: its output is the down projection's. Judge its override by that name.
     sites=(
-        "FeedForward",
-        "KernelFeedForward",
         "bridge::swiglu",
         "torchtitan::silu_and_mul",
         "swiglu_forward_kernel",
