@@ -48,7 +48,8 @@ def capture_run(
         out: The capture folder; new, or an older capture with `force`.
         ops: Kernel names and globs over key, op, module and module class; none: every known kernel.
         modules: More globs, over module FQN and class.
-        tensors: "all", "inputs", "outputs" or "none" of the selected calls.
+        tensors: "all", "inputs", "outputs" or "none" of the selected calls; "all" and no `ops` means of
+            every call.
         phases: Only these phases of the selected calls.
         ranks: Only these ranks keep tensors.
         budget_bytes: Hard cap of what one rank stores.
@@ -141,7 +142,11 @@ def _merge(config: BridgeConfig, **given: Any) -> Request:
     window = parse_window("1:" if step is None else step, triggered=trigger is not None)
     ops = tuple(given["ops"]) or (*section.ops, *section.modules)
     limit = section.tensor_bytes
-    which = given["tensors"] or section.tensors or "all"
+    asked = given["tensors"] or section.tensors
+    which = asked or "all"
+    if asked == "all" and not ops:
+        # Said outright, and of no calls in particular: of every call.
+        ops = ("*",)
     selection = Selection(
         patterns=(),
         which=which,

@@ -167,7 +167,9 @@ def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     "--modules", multiple=True, callback=_split, metavar="GLOB", help="Keep tensors of these modules."
 )
 @click.option(
-    "--tensors", type=click.Choice(["all", "inputs", "outputs", "none"]), help="Which tensors of those calls."
+    "--tensors",
+    type=click.Choice(["all", "inputs", "outputs", "none"]),
+    help='Which tensors of those calls; "all" alone: of every call.',
 )
 @click.option(
     "--phases",

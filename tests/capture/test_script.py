@@ -249,6 +249,13 @@ def test_a_trigger_looks_at_the_whole_run_whatever_step_the_config_names(script:
     assert capture_run(config, on="nonfinite", out=script.parent / "out").step == 14
 
 
+def test_all_tensors_of_no_calls_in_particular_are_those_of_every_call(script: Path) -> None:
+    default = load_capture(capture(script, "3", step=2, out="default").path)
+    everything = load_capture(capture(script, "3", step=2, tensors="all").path)
+    assert default.manifest.selection["patterns"] != ["*"]
+    assert everything.manifest.selection["patterns"] == ["*"]
+
+
 def test_a_trigger_that_never_fires_leaves_nothing(script: Path) -> None:
     with pytest.raises(StepNotReachedError, match="nonfinite did not happen from step 2 to 6"):
         capture(script, "6", step="2:", on="nonfinite")
