@@ -87,6 +87,10 @@ class Storages:
         found.unseen = self.compiled
         return found
 
+    def distrust(self, entry: StorageEntry) -> None:
+        """Something that we do not see into was given this storage: look again when it is next seen."""
+        entry.unseen = True
+
     def knows(self, tensor: torch.Tensor) -> bool:
         """The tensor's storage has been seen in this step."""
         return tensor.untyped_storage()._cdata in self._entries

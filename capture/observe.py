@@ -74,6 +74,12 @@ class Observer:
                 if _has_bytes(local) and self.storages.entry(local).pending:
                     self.contents.flush()
 
+    def distrust(self, tensor: torch.Tensor) -> None:
+        """Something that is not seen into was given a tensor and may have written it."""
+        for local in local_tensors(tensor):
+            if _has_bytes(local):
+                self.storages.distrust(self.storages.entry(local))
+
     def allocated(self, tensor: torch.Tensor) -> None:
         """A tensor was made without values."""
         for local in local_tensors(tensor):

@@ -95,10 +95,13 @@ class Recorder:
         store = selected and self.matcher.inputs
         inputs: list[TensorRecord] = []
         written: list[tuple[str, torch.Tensor]] = []
+        given: list[torch.Tensor] = []
         observer = self.observer
         state: State = LATER if info.waits else VALUES
 
         def visit(path: str, tensor: torch.Tensor) -> None:
+            if info.opaque:
+                given.append(tensor)
             if not info.writes:
                 inputs.append(observer.record(tensor, path, key, store, state))
                 return
@@ -111,6 +114,11 @@ class Recorder:
                 observer.about_to_write(tensor)
 
         attrs = split_arguments(info.arguments, args, kwargs, visit)
+        if info.opaque or compiled:
+            # Unseen kernels may write next: what waits to be read is read now, and looked at again later.
+            self._contents.flush()
+            for tensor in given:
+                observer.distrust(tensor)
         return Pending(
             info=info,
             index=index,
@@ -156,6 +164,8 @@ class Recorder:
             # Fused optimizers return nothing, collectives a handle: what they wrote is their output.
             if id(tensor) not in returned:
                 outputs.append(observer.record(tensor, path, key, store, state))
+        if "compiled" in pending.flags:
+            self._contents.flush()
         self.emit(
             Call(
                 index=pending.index,

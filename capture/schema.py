@@ -57,6 +57,11 @@ _SILENT = frozenset(
     )
 )
 
+#: Higher-order operators that are functions of their tensors and nothing else.
+_PURE_HIGHER_ORDER = frozenset(
+    ("cond", "while_loop", "scan", "associative_scan", "map", "flex_attention", "flex_attention_backward")
+)
+
 #: Their results hold whatever was in the memory.
 _UNINITIALISED = frozenset(
     ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided",
@@ -77,6 +82,7 @@ class OpInfo:
     partial: it fills only a part of the memory that it returns, and returns that part first.
     deferred: its results are not there yet when it returns.
     waits: it hands out what a deferred operator left behind.
+    opaque: what it runs inside is not seen, and may write what it was given.
     random: it draws from a generator.
     replayable: it can be called again from its recorded arguments.
     """
@@ -93,6 +99,7 @@ class OpInfo:
     partial: bool = False
     deferred: bool = False
     waits: bool = False
+    opaque: bool = False
     random: bool = False
     replayable: bool = True
 
@@ -112,7 +119,8 @@ def _describe(func: Any) -> OpInfo:
     if not isinstance(func, torch._ops.OpOverload):
         name = str(getattr(func, "__name__", func))
         full = f"higher_order::{name}"
-        return OpInfo(name=full, base=full, short=name, names=(full, name), replayable=False)
+        opaque = name not in _PURE_HIGHER_ORDER
+        return OpInfo(name=full, base=full, short=name, names=(full, name), opaque=opaque, replayable=False)
     schema = func._schema
     base = schema.name
     namespace, short = base.split("::", 1)

@@ -118,6 +118,7 @@ def test_nothing_stays_installed(tmp_path: Path, trainer: Trainer) -> None:
             [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules],
             torch._C._len_torch_dispatch_stack(),
             len(optimizers._global_optimizer_pre_hooks),
+            "resize_" in vars(torch.UntypedStorage),
         )
 
     before = installed()

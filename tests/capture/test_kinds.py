@@ -25,6 +25,23 @@ def test_higher_order_operators_are_one_call_with_their_tensors(capture_of: Capt
     assert not call.replayable
 
 
+def test_memory_that_is_given_back_is_another_epoch(capture_of: CaptureOf) -> None:
+    x = torch.ones(4)
+
+    def action() -> None:
+        x.mul(2)
+        size = x.untyped_storage().size()
+        x.untyped_storage().resize_(0)
+        x.untyped_storage().resize_(size)
+        x.fill_(5)
+        x.mul(3)
+
+    first, second = capture_of(None, action).find("mul")
+    assert first.inputs[0].storage == second.inputs[0].storage
+    assert first.inputs[0].epoch < second.inputs[0].epoch
+    assert first.inputs[0].digest != second.inputs[0].digest
+
+
 def test_flex_attention_is_seen(capture_of: CaptureOf) -> None:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
