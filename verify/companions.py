@@ -90,7 +90,7 @@ def noise_budget(data: Compared) -> Companion:
         limit=1.0,
         passed=value <= 1.0,
         detail=f"{over} of {ratio.numel()} elements over their budget, worst at {where}" if over else "",
-        note="legal rounding noise of the reference's own formula, any FP32 summation order, plus one rounding",
+        note="legal rounding noise of the reference's formula, any FP32 order, plus one rounding",
     )
 
 

@@ -213,9 +213,12 @@ def _discrete(
     reference: torch.Tensor,
     target: torch.Tensor,
     fault: str | None,
+    unstable: torch.Tensor | None,
 ) -> TensorVerdict:
-    """Integer and boolean outputs: equal to golden or to the reference, element by element."""
+    """Integer and boolean outputs: equal to golden or the reference, element by element, but for ties."""
     wrong = (target != reference) & (target.to(torch.float64) != golden.to(torch.float64))
+    if unstable is not None:
+        wrong &= ~unstable
     count = int(wrong.sum())
     text = (
         f"{count} of {wrong.numel()} discrete elements equal neither golden nor the reference"

@@ -73,13 +73,17 @@ def diagnose(
     chosen = _choose(failing)
     tiles = tiles or _USUAL_TILES
     if not chosen:
-        return Diagnosis(cause="unexplained", where=place, evidence="no failing case is small enough to try variants on")
+        return Diagnosis(
+            cause="unexplained", where=place, evidence="no failing case is small enough to try variants on"
+        )
     scored = _scores(spec, chosen, passing, tiles)
     scored.sort(key=lambda pair: pair[0], reverse=True)
     if not scored or scored[0][0] < _NAMED:
         near = tuple(f"{v.text} ({s:.0%})" for s, v in scored[:3] if s > 0.1)
         cause = f"unexplained{_hint(failing)}"
-        return Diagnosis(cause=cause, explained=scored[0][0] if scored else None, where=place, alternatives=near)
+        return Diagnosis(
+            cause=cause, explained=scored[0][0] if scored else None, where=place, alternatives=near
+        )
     best = scored[0][0]
     tied = [pair for pair in scored if pair[0] >= best - _TIE]
     tied.sort(key=lambda pair: (RANKS.index(pair[1].rank), -pair[0]))
@@ -108,8 +112,8 @@ def _misdeed(spec: KernelSpec, failing: Sequence[Evidence]) -> tuple[str, str] |
                 continue
             if "grad_output" in text:
                 return (
-                    f"the backward overwrites grad_output: {t.tensor} is written in place into its memory, so every other "
-                    "consumer of that gradient and a second backward read garbage",
+                    f"the backward overwrites grad_output: {t.tensor} is written in place into its memory, "
+                    "so every other consumer of that gradient and a second backward read garbage",
                     text,
                 )
             if "input" in text:
@@ -135,7 +139,9 @@ def _choose(failing: Sequence[Evidence]) -> list[Evidence]:
     small = [e for e in failing if max(t.numel() for t in e.case.inputs) <= _LARGEST]
     chosen: list[Evidence] = []
     for e in sorted(small, key=order):
-        if len(chosen) < _CASES and all(e.case.family != c.case.family or len(small) <= _CASES for c in chosen):
+        if len(chosen) < _CASES and all(
+            e.case.family != c.case.family or len(small) <= _CASES for c in chosen
+        ):
             chosen.append(e)
     return chosen
 
@@ -183,7 +189,13 @@ def _would_fail(spec: KernelSpec, e: Evidence, variant: Variant, tiles: tuple[in
     made, target, reference = other.run(spec, e.case).named(), e.target.named(), e.reference.named()
     for name, eager in reference.items():
         got, fake = target.get(name), made.get(name)
-        if got is None or eager is None or fake is None or not eager.is_floating_point() or fake.shape != eager.shape:
+        if (
+            got is None
+            or eager is None
+            or fake is None
+            or not eager.is_floating_point()
+            or fake.shape != eager.shape
+        ):
             continue
         scale = e.scale(name)
         if _misfit(fake, eager, scale) > 2.0 * _misfit(got, eager, scale) + 0.5:
@@ -221,7 +233,13 @@ def _score(spec: KernelSpec, e: Evidence, variant: Variant) -> float | None:
     target, reference = e.target.named(), e.reference.named()
     for t in e.tensors:
         got, eager, fake = target.get(t.tensor), reference.get(t.tensor), made.get(t.tensor)
-        if got is None or eager is None or fake is None or got.shape != fake.shape or not eager.is_floating_point():
+        if (
+            got is None
+            or eager is None
+            or fake is None
+            or got.shape != fake.shape
+            or not eager.is_floating_point()
+        ):
             continue
         scale = e.scale(t.tensor)
         before, after = _misfit(got, eager, scale), _misfit(got, fake, scale)
@@ -257,6 +275,12 @@ def _misfit(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> float:
 
 
 def _hint(failing: Sequence[Evidence]) -> str:
-    families = list(dict.fromkeys(e.case.name.split(", ", 2)[-1] for e in failing if e.case.family == "layout"))
+    families = list(
+        dict.fromkeys(e.case.name.split(", ", 2)[-1] for e in failing if e.case.family == "layout")
+    )
     only = all(e.case.family == "layout" for e in failing)
-    return f"; fails only with another memory layout ({families[0]}): strides are not honoured" if only and families else ""
+    return (
+        f"; fails only with another memory layout ({families[0]}): strides are not honoured"
+        if only and families
+        else ""
+    )

@@ -111,14 +111,21 @@ def _backward(
     grads_in = tuple(g if g.dtype == o.dtype else g.to(o.dtype) for o, g in pairs)
     sources = tuple(leaves[i] for i in wanted)
     spare = tuple(copy_with_layout(g) for g in grads_in) if keep_graph else ()
-    grads = torch.autograd.grad(roots, sources, grads_in, retain_graph=keep_graph, allow_unused=True)
+    # torch's stubs promise tensors; with allow_unused an input that nothing used gets None.
+    grads: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+        roots, sources, grads_in, retain_graph=keep_graph, allow_unused=True
+    )
     result.owners = {
-        f"grad_{n}": g.untyped_storage().data_ptr() for n, g in zip(names, grads, strict=True) if g is not None
+        f"grad_{n}": g.untyped_storage().data_ptr()
+        for n, g in zip(names, grads, strict=True)
+        if g is not None
     }
     if keep_graph:
         first = tuple(g.clone() if g is not None else None for g in grads)
         try:
-            again = torch.autograd.grad(roots, sources, spare, allow_unused=True)
+            again: tuple[torch.Tensor | None, ...] | None = torch.autograd.grad(
+                roots, sources, spare, allow_unused=True
+            )
         except RuntimeError:
             again = None  # refusing a second backward is legal; only a silent wrong one is not
         if again is not None:

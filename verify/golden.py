@@ -17,7 +17,7 @@ from bridge.verify.execute import Result, run
 from bridge.verify.spec import KernelSpec
 
 
-class Lifted(TorchDispatchMode):
+class Lifted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Every dtype argument below FP64 becomes FP64, so `.float()`, `.to(x.dtype)` and factories stay wide."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,7 +50,7 @@ def wide_defaults() -> Iterator[None]:
 
 @contextmanager
 def _lifted() -> Iterator[None]:
-    with wide_defaults(), plain_math(), Lifted():
+    with wide_defaults(), plain_math(), Lifted():  # type: ignore[no-untyped-call]
         yield
 
 

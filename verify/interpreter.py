@@ -148,7 +148,7 @@ def _repairs(module: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _reduction(module: Any, owner: Any) -> Callable[..., Any]:
-    """`apply_impl` of reductions and scans that folds bfloat16 as compiled code does: FP32 adds, each rounded."""
+    """`apply_impl` of reductions and scans that folds bfloat16 as compiled code does: each add rounded."""
     import numpy as np
     import triton.language as tl
 

@@ -112,9 +112,13 @@ def _keep_little(one: _Judged, before: list[_Judged]) -> None:
     e = one.evidence
     if e is None:
         return
-    kept = [j.evidence for j in before if j.evidence is not None and bool(j.evidence.failed) == bool(e.failed)]
+    kept = [
+        j.evidence for j in before if j.evidence is not None and bool(j.evidence.failed) == bool(e.failed)
+    ]
     size = sum(t.numel() for t in e.case.inputs)
-    alike = sum(1 for k in kept if k.case.dtype == e.case.dtype and (k.case.family == e.case.family or not e.failed))
+    alike = sum(
+        1 for k in kept if k.case.dtype == e.case.dtype and (k.case.family == e.case.family or not e.failed)
+    )
     if size > _KEPT_ELEMENTS or alike >= (4 if e.failed else 2):
         one.evidence = None
 
@@ -246,7 +250,10 @@ def _conditioned(spec: KernelSpec, case: Case, verdict: TensorVerdict) -> Tensor
     element = verdict.worst[0].index
     condition = condition_of(terms, element)
     forward, backward = two_orders(terms, element)
-    text = f"; condition number {condition:.3g}, two FP32 orders of the worst element give {forward:.6g} and {backward:.6g}"
+    text = (
+        f"; condition number {condition:.3g}, two FP32 orders of the worst element give {forward:.6g} "
+        f"and {backward:.6g}"
+    )
     return msgspec.structs.replace(
         verdict, condition=condition if condition < float("inf") else None, reason=verdict.reason + text
     )
@@ -283,7 +290,8 @@ def _raised(spec: KernelSpec, case: Case, who: str, error: Exception) -> str:
     )
     text = str(error).splitlines()[0][:300] if str(error) else ""
     return (
-        f"the {who} of {spec.name} must run on case {case.name!r} ({shapes}), got {type(error).__name__}: {text}; "
+        f"the {who} of {spec.name} must run on case {case.name!r} ({shapes}), "
+        f"got {type(error).__name__}: {text}; "
         "run it on this shape by itself, or take the shape or dtype out of the spec"
     )
 

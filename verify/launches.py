@@ -39,9 +39,9 @@ class Seen:
             self.kernels.append(kernel)
 
 
-class _CustomOps(TorchDispatchMode):
+class _CustomOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, seen: Seen) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._seen = seen
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +64,7 @@ def watch() -> Iterator[Seen]:
             yield seen
     finally:
         for cls, run in reversed(undo):
-            cls.run = run  # type: ignore[attr-defined]
+            setattr(cls, "run", run)  # noqa: B010 - mypy knows no `run` on a plain type
 
 
 def _launchers() -> list[Any]:

@@ -25,11 +25,11 @@ _EMPTY = {
 }
 
 
-class Watched(TorchDispatchMode):
+class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands out floating buffers filled with NaN and fenced by bands; `overruns()` reads the bands back."""
 
     def __init__(self, *, fill: float = float("nan")) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._fill = fill
         self._bands: list[tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]] = []
 

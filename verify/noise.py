@@ -28,18 +28,22 @@ aten = torch.ops.aten
 
 #: Exact by definition: they move, choose, compare or negate values.
 _EXACT = frozenset(
-    """abs alias amax amin any all arange argmax argmin argsort bitwise_and bitwise_not bitwise_or bitwise_xor cat
-    ceil clamp clamp_max clamp_min clone concat constant_pad_nd copy copysign cummax cummin detach diagonal
-    diagonal_scatter embedding empty empty_like empty_strided eq expand expand_copy eye fill flip floor full
-    full_like gather ge gt index index_put index_select is_same_size isinf isnan isfinite le lift_fresh
-    lift_fresh_copy linspace logical_and logical_not logical_or logical_xor lt masked_fill masked_scatter
-    masked_select max max_pool2d_with_indices maximum median min minimum ne neg new_empty new_empty_strided
-    new_full new_ones new_zeros nonzero one_hot ones ones_like permute relu repeat repeat_interleave roll
-    round scalar_tensor scatter searchsorted select select_backward select_scatter sgn sign slice
-    slice_backward slice_scatter sort squeeze stack t threshold threshold_backward topk transpose tril triu
-    trunc unfold unsqueeze unsqueeze_copy value_selecting_reduction_backward view_as_real view_as_complex
-    where zero zeros zeros_like _local_scalar_dense _reshape_alias _to_copy _unsafe_view alias_copy
-    bincount bucketize frexp ldexp nextafter set resize view reshape _conj""".split()
+    """
+    abs alias amax amin any all arange argmax argmin argsort bitwise_and bitwise_not bitwise_or
+    bitwise_xor cat ceil clamp clamp_max clamp_min clone concat constant_pad_nd copy copysign
+    cummax cummin detach diagonal diagonal_scatter embedding empty empty_like empty_strided eq
+    expand expand_copy eye fill flip floor full full_like gather ge gt index index_put
+    index_select is_same_size isinf isnan isfinite le lift_fresh lift_fresh_copy linspace
+    logical_and logical_not logical_or logical_xor lt masked_fill masked_scatter masked_select
+    max max_pool2d_with_indices maximum median min minimum ne neg new_empty new_empty_strided
+    new_full new_ones new_zeros nonzero one_hot ones ones_like permute relu repeat
+    repeat_interleave roll round scalar_tensor scatter searchsorted select select_backward
+    select_scatter sgn sign slice slice_backward slice_scatter sort squeeze stack t threshold
+    threshold_backward topk transpose tril triu trunc unfold unsqueeze unsqueeze_copy
+    value_selecting_reduction_backward view_as_real view_as_complex where zero zeros zeros_like
+    _local_scalar_dense _reshape_alias _to_copy _unsafe_view alias_copy bincount bucketize frexp
+    ldexp nextafter set resize view reshape _conj
+    """.split()
 )
 
 #: Units of relative noise where hardware functions are allowed to be off by more than one rounding.
@@ -61,7 +65,7 @@ def is_exact(func: Any) -> bool:
     return func.name().startswith("aten::") and (_base(func) in _EXACT or func.is_view)
 
 
-class Noisy(TorchDispatchMode):
+class Noisy(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs every op with random legal rounding errors; see the module's text.
 
     Args:
@@ -71,7 +75,7 @@ class Noisy(TorchDispatchMode):
     """
 
     def __init__(self, generator: torch.Generator, *, stable: bool = True) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._generator = generator
         self._stable = stable
         self._computed: set[int] = set()  #: storage addresses that hold results of arithmetic
@@ -93,7 +97,8 @@ class Noisy(TorchDispatchMode):
         if func.is_view:
             return out
         computed = not exact or any(
-            isinstance(a, torch.Tensor) and a.untyped_storage().data_ptr() in self._computed for a in tree_leaves(args)
+            isinstance(a, torch.Tensor) and a.untyped_storage().data_ptr() in self._computed
+            for a in tree_leaves(args)
         )
         out = tree_map(lambda o: self._noisy(func, args, kwargs, o), out)
         for item in tree_leaves(out):

@@ -17,7 +17,13 @@ def where_it_sits(failing: Sequence[Any]) -> str:
             if t.verdict != "FAIL":
                 continue
             got, want = e.target.named().get(t.tensor), e.golden.named().get(t.tensor)
-            if got is None or want is None or got.shape != want.shape or not got.is_floating_point() or not got.numel():
+            if (
+                got is None
+                or want is None
+                or got.shape != want.shape
+                or not got.is_floating_point()
+                or not got.numel()
+            ):
                 continue
             error = (got.to(torch.float64) - want).abs()
             error = torch.where(torch.isnan(error), torch.full_like(error, float("inf")), error)

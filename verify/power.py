@@ -44,9 +44,12 @@ def measure_power(
         return Power()
     first = max(evidence, key=lambda e: sum(t.numel() for t in e.case.inputs))
     chosen = _one_of_each(catalogue(spec, record(spec, first.case), first.case, tiles), spec)
-    revealed, missed = [], []
+    revealed: list[str] = []
+    missed: list[str] = []
     for variant in chosen:
-        seen = any(_fails(spec, e, variant, constants, tiles, first) for e in (first, *evidence) if e is not None)
+        seen = any(
+            _fails(spec, e, variant, constants, tiles, first) for e in (first, *evidence) if e is not None
+        )
         (revealed if seen else missed).append(variant.text)
     return Power(
         revealed=tuple(revealed),
@@ -71,7 +74,12 @@ def _one_of_each(variants: list[Variant], spec: KernelSpec) -> list[Variant]:
 
 
 def _fails(
-    spec: KernelSpec, e: Evidence, variant: Variant, constants: Constants, tiles: tuple[int, ...], first: Evidence
+    spec: KernelSpec,
+    e: Evidence,
+    variant: Variant,
+    constants: Constants,
+    tiles: tuple[int, ...],
+    first: Evidence,
 ) -> bool:
     own = variant if e is first else _same(spec, e, variant, tiles)
     if own is None:

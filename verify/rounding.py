@@ -61,7 +61,7 @@ def _product(name: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor
 
 
 def _over_dims(name: str, args: list[Any], kwargs: Any, out: torch.Tensor) -> torch.Tensor:
-    values = args[0]
+    values: torch.Tensor = args[0]
     dims = args[1] if len(args) > 1 and not isinstance(args[1], torch.dtype) else kwargs.get("dim")
     keep = bool(args[2]) if len(args) > 2 else bool(kwargs.get("keepdim", False))
     squares = values * values

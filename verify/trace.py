@@ -45,7 +45,12 @@ class Op:
         for value in self.args:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return float(value)
-            if isinstance(value, torch.Tensor) and value.numel() == 1 and value.ndim == 0 and not value.is_meta:
+            if (
+                isinstance(value, torch.Tensor)
+                and value.numel() == 1
+                and value.ndim == 0
+                and not value.is_meta
+            ):
                 return float(value)
         return None
 
@@ -60,7 +65,7 @@ class Trace:
         return [op for op in self.ops.values() if number in op.makers]
 
 
-class Replay(TorchDispatchMode):
+class Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs plain ops, numbered; `changes` replaces results, `swaps` replaces arguments in the backward."""
 
     def __init__(
@@ -70,7 +75,7 @@ class Replay(TorchDispatchMode):
         trace: Trace | None = None,
         inputs: dict[int, str] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._changes = changes or {}
         self._swaps = swaps or {}
         self._trace = trace
@@ -122,7 +127,9 @@ class Replay(TorchDispatchMode):
         addresses = [t.untyped_storage().data_ptr() for t in tensors]
         sources: frozenset[str] = frozenset()
         for address in addresses:
-            sources |= self._sources.get(address, frozenset([self._names[address]] if address in self._names else []))
+            sources |= self._sources.get(
+                address, frozenset([self._names[address]] if address in self._names else [])
+            )
         made = tuple(self._makers.get(address, 0) for address in addresses)
         for item in tree_leaves(out):
             if not isinstance(item, torch.Tensor):
@@ -145,10 +152,14 @@ class Replay(TorchDispatchMode):
                 )
 
 
-def replay(spec: KernelSpec, case: Case, mode: Replay, grad_outputs: tuple[torch.Tensor, ...] | None = None) -> Result:
+def replay(
+    spec: KernelSpec, case: Case, mode: Replay, grad_outputs: tuple[torch.Tensor, ...] | None = None
+) -> Result:
     """Run the reference under `mode`, telling it when the backward begins."""
     inputs = tuple(copy_with_layout(t) for t in case.inputs)
-    upstream = grad_outputs if grad_outputs is not None else tuple(copy_with_layout(t) for t in case.grad_outputs)
+    upstream = (
+        grad_outputs if grad_outputs is not None else tuple(copy_with_layout(t) for t in case.grad_outputs)
+    )
     mode._names |= {t.untyped_storage().data_ptr(): n for t, n in zip(inputs, spec.inputs, strict=True)}
     mode._names |= {t.untyped_storage().data_ptr(): "grad_output" for t in upstream}
 

@@ -76,7 +76,8 @@ def subject(op: Op) -> str:
 def _upstream_variants() -> list[Variant]:
     return [
         Variant(
-            text="the first element of grad_output is used for every row (incoming gradient treated as a scalar)",
+            text="the first element of grad_output is used for every row "
+            "(incoming gradient treated as a scalar)",
             rank="index",
             upstream=lambda g: g.reshape(-1)[:1].reshape([1] * g.ndim).expand(g.shape).contiguous(),
         ),
@@ -123,12 +124,15 @@ def _with_inputs(case: Case, change: Callable[[torch.Tensor], torch.Tensor]) -> 
 def _store_variants(trace: Trace, case: Case) -> list[Variant]:
     """Truncation toward zero at every narrowing store."""
     low = getattr(torch, case.dtype)
-    stores = [op for op in trace.ops.values() if op.name == "_to_copy" and _narrowing(op) and op.out.dtype == low]
+    stores = [
+        op for op in trace.ops.values() if op.name == "_to_copy" and _narrowing(op) and op.out.dtype == low
+    ]
     if not stores:
         return []
     return [
         Variant(
-            text=f"results are truncated toward zero when stored as {case.dtype} instead of rounded to nearest even",
+            text=f"results are truncated toward zero when stored as {case.dtype} "
+            "instead of rounded to nearest even",
             rank="store",
             changes={op.number: _truncated for op in stores},
         )
@@ -152,7 +156,11 @@ def _rounding(dtype: torch.dtype) -> Change:
 
 def _of_op(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...]) -> Iterator[Variant]:
     where = "in the backward, " if op.backward else ""
-    if op.out.dtype == torch.float32 and op.out.is_floating_point() and not (op.exact and op.name != "_to_copy"):
+    if (
+        op.out.dtype == torch.float32
+        and op.out.is_floating_point()
+        and not (op.exact and op.name != "_to_copy")
+    ):
         half = torch.bfloat16 if case.dtype == "bfloat16" else torch.float16
         if op.name != "_to_copy" or op.args[0].dtype == torch.float64:
             yield Variant(
@@ -163,7 +171,8 @@ def _of_op(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...]) -> Iterator
             chain = _chain(op, trace)
             if len(chain) > 1 and not op.backward:
                 yield Variant(
-                    text=f"{_early(op, trace)} is computed in {str(half)[6:]}, with all it is made from (early cast)",
+                    text=f"{_early(op, trace)} is computed in {str(half)[6:]}, "
+                    "with all it is made from (early cast)",
                     rank="cast",
                     changes={number: _rounding(half) for number in chain},
                 )
@@ -222,14 +231,15 @@ def _of_root(op: Op, trace: Trace) -> Iterator[Variant]:
         return
 
     def outside(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> torch.Tensor:
-        root = (args[0] - eps).clamp_min(0).sqrt() + eps
+        root: torch.Tensor = (args[0] - eps).clamp_min(0).sqrt() + eps
         return root.reciprocal() if func is torch.ops.aten.rsqrt.default else root
 
     def other(value: float) -> Change:
         return lambda func, args, kwargs, out: func(args[0] - eps + value)
 
     yield Variant(
-        text=f"epsilon is added outside the square root: 1 / (sqrt(ms) + {eps:g}) in place of 1 / sqrt(ms + {eps:g})",
+        text=f"epsilon is added outside the square root: 1 / (sqrt(ms) + {eps:g}) "
+        f"in place of 1 / sqrt(ms + {eps:g})",
         rank="formula",
         changes={op.number: outside},
     )
@@ -237,13 +247,17 @@ def _of_root(op: Op, trace: Trace) -> Iterator[Variant]:
     for value in (1e-8, 1e-6, 1e-5, 1e-3):
         if value != eps:
             yield Variant(
-                text=f"epsilon is {value:g} where {eps:g} was passed", rank="formula", changes={op.number: other(value)}
+                text=f"epsilon is {value:g} where {eps:g} was passed",
+                rank="formula",
+                changes={op.number: other(value)},
             )
 
 
 def _of_sum(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...], where: str) -> Iterator[Variant]:
     values = op.args[0]
-    dims = op.args[1] if len(op.args) > 1 and isinstance(op.args[1], list | tuple) else list(range(values.ndim))
+    dims = (
+        op.args[1] if len(op.args) > 1 and isinstance(op.args[1], list | tuple) else list(range(values.ndim))
+    )
     if not dims:
         dims = list(range(values.ndim))
     axis = dims[0] % values.ndim if values.ndim else 0
@@ -256,16 +270,23 @@ def _of_sum(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...], where: str
         whole = length // tile * tile
         if whole:
             yield Variant(
-                text=f"tail block dropped: {name} adds only {length} // {tile} full blocks (floor where ceil is needed)",
+                text=f"tail block dropped: {name} adds only {length} // {tile} full blocks "
+                "(floor where ceil is needed)",
                 rank="mask",
                 changes={op.number: _kept(axis, 0, whole)},
             )
     for tile in (t for t in tiles if t < length):
         yield Variant(
-            text=f"{name} covers the first block of {tile} only", rank="mask", changes={op.number: _kept(axis, 0, tile)}
+            text=f"{name} covers the first block of {tile} only",
+            rank="mask",
+            changes={op.number: _kept(axis, 0, tile)},
         )
-    yield Variant(text=f"{name} misses its last term", rank="mask", changes={op.number: _kept(axis, 0, length - 1)})
-    yield Variant(text=f"{name} misses its first term", rank="mask", changes={op.number: _kept(axis, 1, length)})
+    yield Variant(
+        text=f"{name} misses its last term", rank="mask", changes={op.number: _kept(axis, 0, length - 1)}
+    )
+    yield Variant(
+        text=f"{name} misses its first term", rank="mask", changes={op.number: _kept(axis, 1, length)}
+    )
     half = torch.bfloat16 if case.dtype == "bfloat16" else torch.float16
     yield Variant(
         text=f"{name} is accumulated in {str(half)[6:]}",
@@ -288,15 +309,23 @@ def _of_sum(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...], where: str
             changes={op.number: lambda f, a, k, out: out * (length / padded)},
         )
     maker = trace.ops.get(op.makers[0]) if op.makers else None
-    if padded != length and op.name == "sum" and maker is not None and maker.name == "exp" and not op.backward:
+    if (
+        padded != length
+        and op.name == "sum"
+        and maker is not None
+        and maker.name == "exp"
+        and not op.backward
+    ):
         shift = trace.ops.get(maker.makers[0]) if maker.makers else None
         if shift is not None and shift.name == "sub" and isinstance(shift.args[1], torch.Tensor):
-            top = shift.args[1]
+            top, spare = shift.args[1], padded - length
             yield Variant(
                 text="padded lanes are loaded as 0 and enter the sum of exponentials (-inf is the neutral value)",
                 rank="mask",
                 changes={
-                    op.number: lambda f, a, k, out: out + (padded - length) * torch.exp(-top).reshape(out.shape)
+                    op.number: lambda f, a, k, out: (
+                        out + (padded - length) * torch.exp(-top).reshape(out.shape)
+                    )
                 },
             )
     yield from _of_spread(op, trace, length, padded)
@@ -308,7 +337,12 @@ def _of_spread(op: Op, trace: Trace, length: int, padded: int) -> Iterator[Varia
     if square is None or square.name not in ("mul", "pow") or op.backward:
         return
     centred = trace.ops.get(square.makers[0]) if square.makers else None
-    if centred is None or centred.name != "sub" or len(centred.args) < 2 or not isinstance(centred.args[1], torch.Tensor):
+    if (
+        centred is None
+        or centred.name != "sub"
+        or len(centred.args) < 2
+        or not isinstance(centred.args[1], torch.Tensor)
+    ):
         return
     mean_of = centred.args[1]
     if mean_of.ndim == 0 or mean_of.shape[-1] != 1:
@@ -316,15 +350,19 @@ def _of_spread(op: Op, trace: Trace, length: int, padded: int) -> Iterator[Varia
     values, scale = centred.args[0], (1.0 / length if op.name == "mean" else 1.0)
 
     def shaped(extra: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return extra.reshape(out.shape) if extra.numel() == out.numel() else extra.mean() * torch.ones_like(out)
+        return (
+            extra.reshape(out.shape) if extra.numel() == out.numel() else extra.mean() * torch.ones_like(out)
+        )
 
     if padded != length:
         yield Variant(
-            text="padded lanes count in the variance: (0 - mean)^2 of lanes past the row end, which are not masked "
-            "again after the mean is subtracted",
+            text="padded lanes count in the variance: (0 - mean)^2 of lanes past the row end, "
+            "which are not masked again after the mean is subtracted",
             rank="mask",
             changes={
-                op.number: lambda f, a, k, out: out + shaped((padded - length) * mean_of.square() * scale, out)
+                op.number: lambda f, a, k, out: (
+                    out + shaped((padded - length) * mean_of.square() * scale, out)
+                )
             },
         )
     yield Variant(
@@ -364,10 +402,16 @@ def _low_sum(axis: int, dtype: torch.dtype, block: int) -> Change:
         total = None
         for chunk in args[0].split(block, dim=axis):
             part = chunk.sum(axis, keepdim=True).to(dtype)
-            total = part if total is None else ((total + part) if block == 1 else total.float() + part.float())
+            total = (
+                part if total is None else ((total + part) if block == 1 else total.float() + part.float())
+            )
         assert total is not None
         rounded = total.to(torch.float64)
-        low = func(rounded, *args[1:], **kwargs) if func.name().startswith("aten::sum") else rounded / args[0].shape[axis]
+        low: torch.Tensor = (
+            func(rounded, *args[1:], **kwargs)
+            if func.name().startswith("aten::sum")
+            else rounded / args[0].shape[axis]
+        )
         return low.reshape(out.shape).to(out.dtype) if low.numel() == out.numel() else exact.to(out.dtype)
 
     return change
@@ -426,8 +470,11 @@ def _skipped(op: Op, trace: Trace, where: str) -> Iterator[Variant]:
             rank="formula",
             changes={op.number: _only(position)},
         )
-        if not op.backward and op.name in ("add", "mul", "sub") and operand is op.args[0] and any(
-            reader.backward for reader in trace.readers(op.number)
+        if (
+            not op.backward
+            and op.name in ("add", "mul", "sub")
+            and operand is op.args[0]
+            and any(reader.backward for reader in trace.readers(op.number))
         ):
             yield Variant(
                 text=f"the gradient formula uses {'/'.join(sorted(op.sources))} where it needs {subject(op)}",
@@ -438,13 +485,16 @@ def _skipped(op: Op, trace: Trace, where: str) -> Iterator[Variant]:
 
 def _term(others: list[Any], op: Op, place: int) -> str:
     scalars = [o for o in others if isinstance(o, int | float) and not isinstance(o, bool)]
-    word = {"add": "the term", "mul": "the factor", "sub": "the term", "div": "the divisor"}.get(op.name, "the step")
+    word = {"add": "the term", "mul": "the factor", "sub": "the term", "div": "the divisor"}.get(
+        op.name, "the step"
+    )
     return f"{word} {scalars[0]:g}" if scalars else f"{word} beside operand {place + 1}"
 
 
 def _only(position: int) -> Change:
     def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
-        return args[position].to(out.dtype).expand(out.shape).clone()
+        operand: torch.Tensor = args[position]
+        return operand.to(out.dtype).expand(out.shape).clone()
 
     return change
 

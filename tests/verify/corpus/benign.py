@@ -12,10 +12,29 @@ from tests.verify.corpus.pairs import full, fused, last, normal, sequential_sum
 BOTH = ("float16", "float32")
 
 
-def _spec(name: str, kind: str, reference: Any, target: Any, inputs: tuple[str, ...], grads: tuple[str, ...], **more: Any) -> KernelSpec:
-    defaults: dict[str, Any] = {"shapes": ((12, 64), (5, 33)), "dtypes": BOTH, "sample": normal(full), "outputs": ("y",)}
+def _spec(
+    name: str,
+    kind: str,
+    reference: Any,
+    target: Any,
+    inputs: tuple[str, ...],
+    grads: tuple[str, ...],
+    **more: Any,
+) -> KernelSpec:
+    defaults: dict[str, Any] = {
+        "shapes": ((12, 64), (5, 33)),
+        "dtypes": BOTH,
+        "sample": normal(full),
+        "outputs": ("y",),
+    }
     return KernelSpec(
-        name=name, kind=kind, reference=reference, target=target, inputs=inputs, grads=grads, **(defaults | more)
+        name=name,
+        kind=kind,
+        reference=reference,
+        target=target,
+        inputs=inputs,
+        grads=grads,
+        **(defaults | more),
     )
 
 
@@ -46,7 +65,13 @@ def sequential() -> KernelSpec:
         lambda x, g: g[..., None].expand(x.shape).to(x.dtype),
     )
     return _spec(
-        "sequential", "reduction", lambda x: x.float().sum(-1), lambda x: apply(x), ("x",), ("x",), shapes=((4, 2048), (3, 257))
+        "sequential",
+        "reduction",
+        lambda x: x.float().sum(-1),
+        lambda x: apply(x),
+        ("x",),
+        ("x",),
+        shapes=((4, 2048), (3, 257)),
     )
 
 
@@ -56,7 +81,13 @@ def same_sign() -> KernelSpec:
         lambda x, g: (g.expand(x.shape) * torch.sign(x.float())).to(x.dtype),
     )
     return _spec(
-        "same_sign", "reduction", lambda x: x.float().abs().sum(0), lambda x: apply(x), ("x",), ("x",), shapes=((1500, 8),)
+        "same_sign",
+        "reduction",
+        lambda x: x.float().abs().sum(0),
+        lambda x: apply(x),
+        ("x",),
+        ("x",),
+        shapes=((1500, 8),),
     )
 
 
@@ -68,8 +99,15 @@ def cancelling() -> KernelSpec:
 
     apply = fused(lambda x: (sequential_sum(x, -1), x), lambda x, g: g[:, None].expand(x.shape).clone())
     return _spec(
-        "cancelling", "reduction", lambda x: x.sum(-1), lambda x: apply(x), ("x",), ("x",),
-        sample=sample, dtypes=("float32",), per_term=lambda x: x,
+        "cancelling",
+        "reduction",
+        lambda x: x.sum(-1),
+        lambda x: apply(x),
+        ("x",),
+        ("x",),
+        sample=sample,
+        dtypes=("float32",),
+        per_term=lambda x: x,
     )
 
 
@@ -95,7 +133,9 @@ def log_sum() -> KernelSpec:
         return lse[..., 0], (x, lse)
 
     apply = fused(forward, lambda s, g: (torch.exp(s[0].float() - s[1]) * g[..., None]).to(s[0].dtype))
-    return _spec("lse", "reduction", lambda x: torch.logsumexp(x.float(), -1), lambda x: apply(x), ("x",), ("x",))
+    return _spec(
+        "lse", "reduction", lambda x: torch.logsumexp(x.float(), -1), lambda x: apply(x), ("x",), ("x",)
+    )
 
 
 def cast_order() -> KernelSpec:
@@ -120,7 +160,12 @@ def cast_order() -> KernelSpec:
 
     apply = fused(forward, backward)
     return _spec(
-        "cast_order", "reduction", reference, lambda x, weight: apply(x, weight), ("x", "weight"), ("x", "weight"),
+        "cast_order",
+        "reduction",
+        reference,
+        lambda x, weight: apply(x, weight),
+        ("x", "weight"),
+        ("x", "weight"),
         sample=normal(full, last),
     )
 
@@ -141,10 +186,23 @@ def noisy_exp() -> KernelSpec:
         lambda x, g: (g.float() * slope(x.float())).to(x.dtype),
     )
     return _spec(
-        "noisy_exp", "elementwise", lambda x: torch.nn.functional.silu(x.float()).to(x.dtype), lambda x: apply(x), ("x",), ("x",)
+        "noisy_exp",
+        "elementwise",
+        lambda x: torch.nn.functional.silu(x.float()).to(x.dtype),
+        lambda x: apply(x),
+        ("x",),
+        ("x",),
     )
 
 
 BENIGN = (
-    relu_drops_nan, row_max, sequential, same_sign, cancelling, argmax_and_gather, log_sum, cast_order, noisy_exp,
+    relu_drops_nan,
+    row_max,
+    sequential,
+    same_sign,
+    cancelling,
+    argmax_and_gather,
+    log_sum,
+    cast_order,
+    noisy_exp,
 )

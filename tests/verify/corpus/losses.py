@@ -47,7 +47,9 @@ def cross_entropy(name: str, dtypes: tuple[str, ...] = BOTH, **wrong: Any) -> An
         apply = kernel(**(wrong if bad else {}))
         return KernelSpec(
             name=name,
-            reference=lambda z, labels: torch.nn.functional.cross_entropy(z.float(), labels, reduction="none"),
+            reference=lambda z, labels: torch.nn.functional.cross_entropy(
+                z.float(), labels, reduction="none"
+            ),
             target=lambda z, labels: apply(z, labels),
             sample=_logits,
             inputs=("logits", "labels"),
@@ -139,7 +141,9 @@ def attention(name: str, **wrong: Any) -> Any:
             q, k, v, p, t = saved
             do = do.float()
             dp = do @ v.float().transpose(-1, -2)
-            ds = p * (dp - (dp * p).sum(-1, keepdim=True)) + p * (dl[..., None] / (0.6931471805599453 if base2 else 1))
+            ds = p * (dp - (dp * p).sum(-1, keepdim=True)) + p * (
+                dl[..., None] / (0.6931471805599453 if base2 else 1)
+            )
             if not no_cap_grad:
                 ds = ds * (1 - t * t)
             ds = ds / q.shape[-1] ** 0.5
@@ -335,20 +339,51 @@ PAIRS: tuple[Pair, ...] = (
         tensors=frozenset({"y", "grad_x"}),
         cause="not subtracted",
     ),
-    Pair(name="leading tile of -Inf", make=softmax("softmax_tiles", tiles=True), tensors=frozenset({"y", "grad_x"})),
+    Pair(
+        name="leading tile of -Inf",
+        make=softmax("softmax_tiles", tiles=True),
+        tensors=frozenset({"y", "grad_x"}),
+    ),
     Pair(
         name="causal mask aligned top left",
         make=attention("attention_mask", top_left=True),
         tensors=frozenset({"out", "lse", "grad_q", "grad_k", "grad_v"}),
     ),
     Pair(name="softcap without its derivative", make=attention("attention_cap", no_cap_grad=True), tensors=Q),
-    Pair(name="logsumexp in base 2", make=attention("attention_lse", base2=True), tensors=frozenset({"lse", "grad_q", "grad_k"})),
-    Pair(name="angles in fp16", make=rope("rope_low", low=True), tensors=frozenset({"y", "grad_x"}), cause="angle"),
-    Pair(name="positions off by one", make=rope("rope_shift", shift=True), tensors=frozenset({"y", "grad_x"})),
-    Pair(name="input rotated in place", make=rope("rope_in_place", in_place=True), tensors=frozenset({"y"}), cause="in place"),
-    Pair(name="silent TF32", make=matmul("mm_tf32", low="tf32"), tensors=frozenset({"y", "grad_a", "grad_b"}), cause="TF32"),
-    Pair(name="fp16 accumulator", make=matmul("mm_fp16", low="fp16"), tensors=frozenset({"y", "grad_a", "grad_b"})),
-    Pair(name="tail of K lost", make=matmul("mm_tail", tail=True), tensors=frozenset({"y", "grad_a", "grad_b"})),
+    Pair(
+        name="logsumexp in base 2",
+        make=attention("attention_lse", base2=True),
+        tensors=frozenset({"lse", "grad_q", "grad_k"}),
+    ),
+    Pair(
+        name="angles in fp16",
+        make=rope("rope_low", low=True),
+        tensors=frozenset({"y", "grad_x"}),
+        cause="angle",
+    ),
+    Pair(
+        name="positions off by one", make=rope("rope_shift", shift=True), tensors=frozenset({"y", "grad_x"})
+    ),
+    Pair(
+        name="input rotated in place",
+        make=rope("rope_in_place", in_place=True),
+        tensors=frozenset({"y"}),
+        cause="in place",
+    ),
+    Pair(
+        name="silent TF32",
+        make=matmul("mm_tf32", low="tf32"),
+        tensors=frozenset({"y", "grad_a", "grad_b"}),
+        cause="TF32",
+    ),
+    Pair(
+        name="fp16 accumulator",
+        make=matmul("mm_fp16", low="fp16"),
+        tensors=frozenset({"y", "grad_a", "grad_b"}),
+    ),
+    Pair(
+        name="tail of K lost", make=matmul("mm_tail", tail=True), tensors=frozenset({"y", "grad_a", "grad_b"})
+    ),
     Pair(name="gradient scattered in fp16", make=embedding, tensors=frozenset({"grad_w"})),
     Pair(name="exclusive for inclusive sum", make=exclusive_sum, tensors=frozenset({"y"})),
 )

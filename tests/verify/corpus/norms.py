@@ -186,14 +186,26 @@ PAIRS: tuple[Pair, ...] = (
         tensors=frozenset({"y", "grad_x"}),
         cause="1 + weight is rounded",
     ),
-    Pair(name="rstd in fp16", make=rms("rms_rstd", F16, rstd_dtype=torch.float16), tensors=W, cause="reciprocal root"),
+    Pair(
+        name="rstd in fp16",
+        make=rms("rms_rstd", F16, rstd_dtype=torch.float16),
+        tensors=W,
+        cause="reciprocal root",
+    ),
     Pair(
         name="saved rstd in fp16",
         make=rms("rms_saved", F16, saved_dtype=torch.float16),
         tensors=frozenset({"grad_x", "grad_weight"}),
     ),
-    Pair(name="eps outside the root", make=rms("rms_eps", eps=1e-5, eps_outside=True), tensors=W, cause="epsilon"),
-    Pair(name="hard-coded eps", make=rms("rms_hard_eps", eps=1e-6, hard_eps=1e-5), tensors=W, cause="epsilon"),
+    Pair(
+        name="eps outside the root",
+        make=rms("rms_eps", eps=1e-5, eps_outside=True),
+        tensors=W,
+        cause="epsilon",
+    ),
+    Pair(
+        name="hard-coded eps", make=rms("rms_hard_eps", eps=1e-6, hard_eps=1e-5), tensors=W, cause="epsilon"
+    ),
     Pair(
         name="tail block of dW lost",
         make=rms("rms_floor", weight_sum="floor"),

@@ -46,7 +46,8 @@ def normal(*widths: Callable[[tuple[int, ...]], tuple[int, ...]], scale: float =
 
     def sample(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: str) -> Any:
         return tuple(
-            (scale * torch.randn(width(shape), generator=generator, device=device)).to(dtype) for width in widths
+            (scale * torch.randn(width(shape), generator=generator, device=device)).to(dtype)
+            for width in widths
         )
 
     return sample

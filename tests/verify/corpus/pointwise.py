@@ -13,7 +13,9 @@ from tests.verify.corpus.pairs import Pair, full, fused, last, normal
 BOTH = ("float16", "float32")
 
 
-def unary(name: str, reference: Any, good: Any, wrong: Any, dtypes: tuple[str, ...] = BOTH, scale: float = 2.0) -> Any:
+def unary(
+    name: str, reference: Any, good: Any, wrong: Any, dtypes: tuple[str, ...] = BOTH, scale: float = 2.0
+) -> Any:
     """A pair of one-input kernels; `good` and `wrong` are (forward, derivative) of FP32 values."""
 
     def make(bad: bool) -> KernelSpec:
@@ -47,7 +49,9 @@ def _gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def _gelu_slope(x: torch.Tensor) -> torch.Tensor:
-    return 0.5 * (1.0 + torch.erf(x * 0.7071067811865476)) + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return 0.5 * (1.0 + torch.erf(x * 0.7071067811865476)) + x * torch.exp(-0.5 * x * x) / math.sqrt(
+        2 * math.pi
+    )
 
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -85,7 +89,9 @@ def swiglu(name: str, dtypes: tuple[str, ...] = BOTH, **wrong: Any) -> Any:
             near = wide.to(dtype)
             if not (bad and wrong.get("truncate")):
                 return near
-            return torch.where(near.double().abs() > wide.double().abs(), near.nextafter(torch.zeros_like(near)), near)
+            return torch.where(
+                near.double().abs() > wide.double().abs(), near.nextafter(torch.zeros_like(near)), near
+            )
 
         def forward(gate: torch.Tensor, up: torch.Tensor) -> Any:
             s = gate.float() / (1 + torch.exp(-gate.float()))
@@ -131,7 +137,9 @@ def bias_add(name: str, **wrong: Any) -> Any:
             values = x
             if bad and wrong.get("dense"):
                 flat = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())[x.storage_offset() :]
-                values = torch.cat((flat, torch.zeros(x.numel(), dtype=x.dtype)))[: x.numel()].reshape(x.shape)
+                values = torch.cat((flat, torch.zeros(x.numel(), dtype=x.dtype)))[: x.numel()].reshape(
+                    x.shape
+                )
             return (values.float() + bias.float()).to(x.dtype), bias.dtype
 
         def backward(dtype: torch.dtype, g: torch.Tensor) -> Any:
@@ -172,10 +180,16 @@ PAIRS: tuple[Pair, ...] = (
     ),
     Pair(
         name="tanh by exp overflows",
-        make=unary("tanh", torch.tanh, (_tanh_stable, _tanh_slope), (_tanh_by_exp, _tanh_slope), ("float16",)),
+        make=unary(
+            "tanh", torch.tanh, (_tanh_stable, _tanh_slope), (_tanh_by_exp, _tanh_slope), ("float16",)
+        ),
         tensors=frozenset({"y"}),
     ),
-    Pair(name="silu rounded before the product", make=swiglu("early", ("float16",), early=True), tensors=frozenset({"y"})),
+    Pair(
+        name="silu rounded before the product",
+        make=swiglu("early", ("float16",), early=True),
+        tensors=frozenset({"y"}),
+    ),
     Pair(
         name="truncating store",
         make=swiglu("truncate", ("bfloat16",), truncate=True),
@@ -188,7 +202,19 @@ PAIRS: tuple[Pair, ...] = (
         tensors=frozenset({"grad_gate", "grad_up"}),
         cause="strides",
     ),
-    Pair(name="input taken as dense", make=bias_add("dense_input", dense=True), tensors=frozenset({"y"}), cause="strides"),
-    Pair(name="slack rows of a workspace", make=bias_add("slack", slack=True), tensors=frozenset({"grad_bias"})),
-    Pair(name="write past a buffer", make=bias_add("overrun", overrun=True), tensors=frozenset({"grad_bias"}), cause="outside"),
+    Pair(
+        name="input taken as dense",
+        make=bias_add("dense_input", dense=True),
+        tensors=frozenset({"y"}),
+        cause="strides",
+    ),
+    Pair(
+        name="slack rows of a workspace", make=bias_add("slack", slack=True), tensors=frozenset({"grad_bias"})
+    ),
+    Pair(
+        name="write past a buffer",
+        make=bias_add("overrun", overrun=True),
+        tensors=frozenset({"grad_bias"}),
+        cause="outside",
+    ),
 )

@@ -1,0 +1,122 @@
+"""Judging whole kernels: the corpus of wrong ones and their twins, and what a target may do wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bridge.errors import KernelError, NothingJudgedError, SpecError
+from bridge.verify import KernelSpec
+from bridge.verify.judge import Judgement, judge
+from bridge.verify.options import Options
+from bridge.verify.plan import plan_cases
+from tests.verify.corpus import benign, losses, norms, pointwise
+from tests.verify.corpus.pairs import Pair, full, normal
+
+PAIRS = (*norms.PAIRS, *losses.PAIRS, *pointwise.PAIRS)
+QUICK = Options(power=False, repeats=2)
+
+
+def _judged(spec: KernelSpec, options: Options = QUICK) -> Judgement:
+    return judge(spec, plan_cases(spec, options=options), options=options)
+
+
+def _failed(judgement: Judgement) -> set[str]:
+    return {t.tensor for t in judgement.tensors if t.verdict == "FAIL"}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_a_wrong_kernel_fails_in_the_tensors_it_gets_wrong(pair: Pair) -> None:
+    spec = pair.make(True)
+    judgement = _judged(replace(spec, dtypes=spec.dtypes[:1]))
+    assert judgement.outcome == "FAIL"
+    assert _failed(judgement) == pair.tensors
+    assert judgement.diagnosis is not None and pair.cause in judgement.diagnosis.cause
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_its_twin_passes(pair: Pair) -> None:
+    spec = pair.make(False)
+    judgement = _judged(replace(spec, dtypes=spec.dtypes[-1:]))
+    assert judgement.outcome == "PASS", judgement.summary
+
+
+@pytest.mark.parametrize("make", benign.BENIGN, ids=lambda make: make.__name__)
+def test_a_correct_kernel_is_not_flagged(make: Callable[[], KernelSpec]) -> None:
+    judgement = _judged(make())
+    legal = ("PASS WITH LIMITATIONS", "INCONCLUSIVE") if make is benign.cancelling else ("PASS",)
+    assert judgement.outcome in legal, judgement.summary
+
+
+def _double(**changes: Any) -> KernelSpec:
+    fields: dict[str, Any] = {
+        "name": "double",
+        "reference": lambda x: 2 * x,
+        "target": lambda x: x + x,
+        "sample": normal(full),
+        "inputs": ("x",),
+        "grads": ("x",),
+        "outputs": ("y",),
+        "kind": "elementwise",
+        "shapes": ((4, 16),),
+        "dtypes": ("float32",),
+    }
+    return KernelSpec(**(fields | changes))
+
+
+def test_equal_seeds_give_equal_verdicts() -> None:
+    first, second = _judged(_double()), _judged(_double())
+    assert first.tensors == second.tensors
+    assert first.outcome == "PASS"
+
+
+def test_wrong_structure_fails_with_its_reason() -> None:
+    plain = Options(sweeps=False, power=False)
+    for target, word in (
+        (lambda x: (x, x), "2"),
+        (lambda x: (2 * x)[:2], "shape"),
+        (lambda x: (2 * x).double(), "dtype"),
+        (lambda x: "no tensor", "str"),
+    ):
+        judgement = _judged(_double(target=target, grads=()), plain)
+        assert judgement.outcome == "FAIL"
+        assert word in str(judgement.tensors[0].structure)
+
+
+def test_a_target_that_raises_on_declared_shapes_is_an_error_naming_the_case() -> None:
+    def target(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such tile")
+
+    with pytest.raises(KernelError, match=r"double.*\(4, 16\) float32.*no such tile"):
+        _judged(_double(target=target))
+
+
+def test_a_target_that_refuses_added_shapes_passes_with_limitations() -> None:
+    def target(x: torch.Tensor) -> torch.Tensor:
+        if x.shape != (4, 16):
+            raise ValueError("only 4 x 16")
+        return x + x
+
+    judgement = _judged(_double(target=target))
+    assert judgement.outcome == "PASS WITH LIMITATIONS"
+    assert any("only 4 x 16" in text for text in judgement.coverage.not_covered)
+
+
+def test_no_cases_is_nothing_judged() -> None:
+    with pytest.raises(NothingJudgedError):
+        judge(_double(), [])
+
+
+def test_an_undeclared_dtype_is_refused() -> None:
+    with pytest.raises(SpecError, match="float16"):
+        plan_cases(_double(), dtypes=["float16"])
+
+
+def test_power_lists_what_the_inputs_reveal() -> None:
+    judgement = _judged(norms.PAIRS[0].make(False), Options(sweeps=False))
+    assert any("1 + weight" in text for text in judgement.power.revealed)
+    assert judgement.outcome == "PASS"
