@@ -144,8 +144,8 @@ def _merge(config: BridgeConfig, **given: Any) -> Request:
     limit = section.tensor_bytes
     asked = given["tensors"] or section.tensors
     which = asked or "all"
-    if asked == "all" and not ops:
-        # Said outright, and of no calls in particular: of every call.
+    if asked == "all" and not (given["ops"] if given["tensors"] else ops):
+        # Said outright, and of no calls in particular in the same place: of every call.
         ops = ("*",)
     selection = Selection(
         patterns=(),

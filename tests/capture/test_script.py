@@ -251,7 +251,10 @@ def test_a_trigger_looks_at_the_whole_run_whatever_step_the_config_names(script:
 
 def test_all_tensors_of_no_calls_in_particular_are_those_of_every_call(script: Path) -> None:
     default = load_capture(capture(script, "3", step=2, out="default").path)
-    everything = load_capture(capture(script, "3", step=2, tensors="all").path)
+    config = BridgeConfig(
+        train=TrainConfig(script=str(script), args=("3",)), capture=CaptureConfig(ops=("RMSNorm",))
+    )
+    everything = load_capture(capture_run(config, step=2, tensors="all", out=script.parent / "out").path)
     assert default.manifest.selection["patterns"] != ["*"]
     assert everything.manifest.selection["patterns"] == ["*"]
 
