@@ -79,6 +79,8 @@ class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):
         lines += [f"  problem: {problem}" for problem in self.problems]
         if self.kernels and self.calls_with_tensors:
             lines.append(f"next: bridge verify --op {self.kernels[0]} --from {self.path}/")
+        elif 2 * self.calls_with_tensors > self.calls:
+            lines.append(f"next: bridge scan --from {self.path}/")
         else:
             lines.append(f"next: bridge inspect {self.path}/")
         return "\n".join(lines)
