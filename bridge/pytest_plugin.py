@@ -7,7 +7,9 @@
     def test_on_real_inputs(verify_kernel, captured_call):
         verify_kernel(SPEC, captured_call)
 
-    pytest --bridge-from capture/ --bridge-report reports/
+    pytest --bridge-from=capture/ --bridge-report=reports/
+
+Write the `=`: pytest takes a path that stands by itself for a test, and looks for its ini file from there.
 
 Every pytest run in the environment imports this module, so it loads neither torch nor plotly.
 """
@@ -81,7 +83,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     capture = _capture(metafunc.config)
     if capture is None:
-        skip = pytest.mark.skip(reason="needs captured calls: run with --bridge-from DIR")
+        skip = pytest.mark.skip(reason="needs captured calls: run with --bridge-from=DIR")
         metafunc.parametrize("captured_call", [pytest.param(None, marks=skip, id="no-capture")])
         return
     calls = _wanted(capture, metafunc.definition.get_closest_marker("bridge_calls"))

@@ -117,7 +117,7 @@ def test_without_a_capture(project: pytest.Pytester) -> None:
             "*Greatest absolute difference: *",
             "*numerics-bridge*",
             "*double: FAIL*test_wrong*error *threshold*",
-            "*needs captured calls: run with --bridge-from DIR*",
+            "*needs captured calls: run with --bridge-from=DIR*",
         ]
     )
     found = properties(project.path / "junit.xml")
@@ -132,7 +132,7 @@ def test_captured_calls_become_tests_and_workers_of_xdist_write_and_tell_everyth
 ) -> None:
     project.makepyfile(test_kernels=TESTS.format(sweep=False))
     result = project.runpytest_subprocess(
-        "-p", "no:cacheprovider", "-n2", "-v", "--bridge-from", str(captured), "--bridge-report", "reports"
+        "-p", "no:cacheprovider", "-n2", "-v", f"--bridge-from={captured}", "--bridge-report=reports"
     )
     result.assert_outcomes(passed=4, failed=1)
     for name in ("test_real[first-step7]", "test_real[second-step7]", "test_one[first-step7]"):
@@ -144,11 +144,11 @@ def test_captured_calls_become_tests_and_workers_of_xdist_write_and_tell_everyth
 
 def test_what_cannot_be_served_is_a_usage_error(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(captured_call): pass")
-    result = pytester.runpytest_subprocess("--bridge-from", "absent")
+    result = pytester.runpytest_subprocess("--bridge-from=absent")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "absent does not exist" in "\n".join(result.outlines + result.errlines)
     (pytester.path / "report.html").write_text("x")
-    result = pytester.runpytest_subprocess("--bridge-report", "report.html")
+    result = pytester.runpytest_subprocess("--bridge-report=report.html")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "--bridge-report needs a folder" in "\n".join(result.outlines + result.errlines)
 
