@@ -84,16 +84,16 @@ def diff_grid(table: CallTable) -> dict[str, Any]:
             title="Call",
             kind="text",
             values=_either(table.key_b, table.key_a),
-            width="minmax(18rem,4fr)",
+            width="minmax(14rem,4fr)",
         ),
         Column(
             name="op",
             title="Op",
             kind="text",
             values=_short_ops(pool, _either(table.op_b, table.op_a)),
-            width="minmax(8rem,1.1fr)",
+            width="minmax(6.5rem,1.2fr)",
         ),
-        _named("phase", "Phase", table.phase, table.pool, width="6rem"),
+        _named("phase", "Phase", table.phase, table.pool, width="5.5rem"),
         Column(
             name="status",
             title="Status",
@@ -104,7 +104,7 @@ def diff_grid(table: CallTable) -> dict[str, Any]:
             choices=tuple(choices),
             chosen=chosen,
         ),
-        _enum("origin", "Origin", table.origin, ORIGINS, width="7.5rem"),
+        _enum("origin", "Origin", table.origin, ORIGINS, width="7rem"),
         _number("in", "Input diff", table.in_difference),
         _number("out", "Output diff", table.out_difference),
         _number("noise", "Noise", table.noise, zero="0"),
@@ -143,23 +143,27 @@ def scan_grid(table: ScanTable) -> dict[str, Any]:
     choices = [("verdict: any", everything)]
     choices += [(words[number], (number,)) for number in everything if number in present]
     columns = [
-        Column(name="key", title="Call", kind="text", values=table.key, width="minmax(18rem,4fr)"),
+        Column(name="key", title="Call", kind="text", values=table.key, width="minmax(14rem,4fr)"),
         Column(
-            name="op", title="Op", kind="text", values=_short_ops(pool, table.op), width="minmax(8rem,1.1fr)"
+            name="op",
+            title="Op",
+            kind="text",
+            values=_short_ops(pool, table.op),
+            width="minmax(6.5rem,1.2fr)",
         ),
-        _named("phase", "Phase", table.phase, table.pool, width="6rem"),
-        Column(name="dtype", title="Dtype", kind="text", values=table.dtype, width="5.5rem"),
+        _named("phase", "Phase", table.phase, table.pool, width="5.5rem"),
+        Column(name="dtype", title="Dtype", kind="text", values=table.dtype, width="5rem"),
         _number("ref", "Ref/golden", table.reference_relative_error, zero="0"),
         _number("err", "Target error", table.target_error, zero="0"),
         _number("limit", "Threshold", table.threshold, zero="0"),
-        _number("margin", "Error/limit", table.margin, zero="0"),
+        _number("margin", "Margin", table.margin, zero="0"),
         Column(
             name="verdict",
             title="Verdict",
             kind="enum",
             values=verdicts,
             words=words,
-            width="9rem",
+            width="7rem",
             choices=tuple(choices),
         ),
         Column(name="tensor", title="Tensor", kind="text", values=table.tensor),
@@ -199,7 +203,7 @@ def _other(column: Sequence[int], shown: Sequence[int]) -> list[int]:
 
 
 def _number(name: str, title: str, values: Sequence[float | None], *, zero: str = "bit-equal") -> Column:
-    return Column(name=name, title=title, kind="number", values=values, width="6.2rem", zero=zero)
+    return Column(name=name, title=title, kind="number", values=values, width="5.2rem", zero=zero)
 
 
 def _enum(name: str, title: str, values: Sequence[int], words: Sequence[str], *, width: str = "") -> Column:

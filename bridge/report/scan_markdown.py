@@ -56,6 +56,6 @@ def _calls(view: ScanView) -> str:
     body = table(
         SCAN_COLUMNS,
         ([escape(cell) for cell in scan_cells(row)] for row in rows),
-        right=("Ref/golden", "Target error", "Threshold", "Error/limit"),
+        right=("Ref/golden", "Target error", "Threshold", "Margin"),
     )
     return folded(f"{plural(len(rows), 'call')}, worst first", body)

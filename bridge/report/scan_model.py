@@ -19,7 +19,7 @@ SCAN_COLUMNS = (
     "Ref/golden",
     "Target error",
     "Threshold",
-    "Error/limit",
+    "Margin",
     "Verdict",
 )
 

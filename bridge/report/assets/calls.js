@@ -132,6 +132,9 @@ bridge.calls = () => {
       const content = text(column, row);
       const cell = el("span", content, { role: "gridcell", class: column.kind === "number" ? "number" : column.name });
       if (column.kind === "text") cell.title = content;
+      // A long key loses the middle of its path, never the call's own name.
+      const cut = column.name === "key" ? content.lastIndexOf("/") : -1;
+      if (cut > 0) cell.replaceChildren(el("span", content.slice(0, cut)), el("span", content.slice(cut)));
       if (column.kind === "enum") cell.dataset.word = content;
       line.append(cell);
     }

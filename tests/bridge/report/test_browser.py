@@ -181,6 +181,13 @@ def test_nothing_is_wider_than_the_window(open_page, failing: Verdict) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 700
 
 
+def test_every_column_of_calls_is_within_the_grid(open_page, scan: ScanDocument) -> None:
+    page = open_page(scan)
+    grid = page.locator("#calls").bounding_box()
+    last = page.get_by_role("columnheader").last.bounding_box()
+    assert last["x"] + last["width"] <= grid["x"] + grid["width"]
+
+
 def test_print_is_light(open_page, failing: Verdict) -> None:
     page = open_page(failing, theme="dark")
     page.emulate_media(media="print")
@@ -283,7 +290,7 @@ def test_keyboard_and_drill_down(open_page, diverged: DiffDocument) -> None:
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.id") == "calls"
     page.keyboard.press("ArrowDown")
-    assert page.locator(".grid-row.active .key").inner_text() == "layers.1.attention/op_2"
+    assert page.locator(".grid-row.active .key").text_content() == "layers.1.attention/op_2"
     page.keyboard.press("Enter")
     page.wait_for_selector("#detail[data-row='22']")
     detail = page.locator("#detail")
@@ -349,7 +356,7 @@ def test_scan_page(open_page, scan: ScanDocument) -> None:
     assert grid_rows(page) == 60
     page.locator("select[data-column=verdict]").select_option(label="FAIL")
     assert grid_rows(page) == 3
-    assert column(page, "Error/limit") == ["12.0", "6.00", "4.00"]
+    assert column(page, "Margin") == ["12.0", "6.00", "4.00"]
     page.locator("button.show-row").first.click()
     page.wait_for_selector("#detail[data-row='0']")
     assert "12 times its threshold" in page.locator("#detail").inner_text()
