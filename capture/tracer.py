@@ -32,7 +32,7 @@ _PATIENCE = 120.0
 
 
 class Tracer:
-    """Capture everything that happens between `with Tracer(...)` and its end.
+    """Capture everything that happens between `with Tracer(...)` and its end, where it is complete on disk.
 
     Make it before the step: the first one in a process imports and compiles for a few seconds. Outside the
     `with` nothing is installed. An error inside the tool is logged and noted in the capture; it never
@@ -146,12 +146,13 @@ class Tracer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         assert self._session is not None, "a Tracer ended that never began"
         self._session.stop(error)
-        if error is not None:
-            # The run is about to end: write what there is now, nobody may call `finish`.
-            self.finish()
+        # Now, not in `finish`: after an error, or in a loop of one's own, nobody may call that.
+        self.finish()
 
     def finish(self, *, metrics: Mapping[str, float | None] | None = None) -> Path:
-        """Wait for the files, and write the manifest as complete; a second call does nothing.
+        """Add to the manifest what is known only after the step; the end of the `with` wrote all else.
+
+        Called without a `with` before it, it gives the folder back.
 
         Args:
             metrics: "loss", "grad_norm" and whatever else the step yielded.
@@ -175,15 +176,20 @@ class Tracer:
                 dropped=tuple(drop for report in reports for drop in report.dropped),
                 problems=tuple(dict.fromkeys(problems)),
             )
-            if self.rank == 0:
-                try:
-                    write_manifest(self.out, self._manifest)
-                except OSError as failure:
-                    log.warning(
-                        "capture: the manifest could not be completed: %s; the capture is partial", failure
-                    )
+            self._write_manifest()
             self._claim.release()
+        elif metrics:
+            self._manifest = replace(self._manifest, metrics={**self._manifest.metrics, **metrics})
+            self._write_manifest()
         return self.out
+
+    def _write_manifest(self) -> None:
+        if self.rank != 0:
+            return
+        try:
+            write_manifest(self.out, self._manifest)
+        except OSError as failure:
+            log.warning("capture: the manifest could not be completed: %s; the capture is partial", failure)
 
     def _close(self, session: StepSession) -> RankReport:
         """Write this rank's files out."""

@@ -236,16 +236,26 @@ def test_a_tracer_is_used_once(tmp_path: Path) -> None:
         pass
 
 
-def test_without_finish_the_capture_is_readable_but_partial(tmp_path: Path) -> None:
-    tracer = Tracer(None, out=tmp_path / "c", step=1)
-    with tracer:
+def test_the_end_of_the_with_completes_it_and_finish_adds_metrics(tmp_path: Path) -> None:
+    with Tracer(None, out=tmp_path / "c", step=1) as tracer:
         torch.ones(2) + 1
-    tracer._session._writer.drain()  # type: ignore[union-attr]
     capture = load_capture(tmp_path / "c")
-    assert not capture.complete
-    assert any("did not finish" in text for text in capture.problems)
+    assert capture.complete, capture.problems
     assert len(capture.calls) == 2
-    tracer.finish()
+    tracer.finish(metrics={"loss": 0.5})
+    assert load_capture(tmp_path / "c").manifest.metrics == {"loss": 0.5}
+
+
+def test_within_the_step_the_capture_is_readable_but_partial(tmp_path: Path) -> None:
+    with Tracer(None, out=tmp_path / "c", step=1) as tracer:
+        torch.ones(2) + 1
+        assert tracer._session is not None
+        tracer._session.recorder.flush()
+        tracer._session._writer.drain()
+        capture = load_capture(tmp_path / "c")
+        assert not capture.complete
+        assert any("did not finish" in text for text in capture.problems)
+        assert len(capture.calls) == 2
 
 
 def test_a_step_that_raises_leaves_a_partial_capture_and_its_error(tmp_path: Path) -> None:
