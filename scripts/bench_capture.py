@@ -135,16 +135,13 @@ def timed(action: Callable[[], Any], device: str) -> float:
     return time.perf_counter() - begin
 
 
-def captured(model: nn.Module, step: Step, out: Path, selection: Selection, step_only: list[float]) -> None:
+def captured(model: nn.Module, step: Step, out: Path, selection: Selection) -> None:
     """One step under the tracer, files and all."""
     tracer = Tracer(model, out=out, step=1, selection=selection, force=True)
 
     def run() -> None:
-        begin = time.perf_counter()
         with tracer:
             step()
-        step_only.append(time.perf_counter() - begin)
-        tracer.finish()
 
     captured.action = run  # type: ignore[attr-defined]
 
@@ -187,18 +184,17 @@ def measure(
     if tensors:
         kinds["tensors"] = Selection(patterns=("*",))
     seconds: dict[str, list[float]] = {"plain": [], **{kind: [] for kind in kinds}}
-    step_only: dict[str, list[float]] = {kind: [] for kind in kinds}
     memory: dict[str, float] = {}
     for _ in range(2):
         step()
     with scratch(folder) as out:
         for kind, selection in kinds.items():
-            captured(model, step, out / kind, selection, [])
+            captured(model, step, out / kind, selection)
             captured.action()  # type: ignore[attr-defined]
         for _ in range(rounds):
             seconds["plain"].append(_peak(memory, "plain", device, step))
             for kind, selection in kinds.items():
-                captured(model, step, out / kind, selection, step_only[kind])
+                captured(model, step, out / kind, selection)
                 seconds[kind].append(_peak(memory, kind, device, captured.action))  # type: ignore[attr-defined]
             if logger is not None:
                 seconds.setdefault("logger", []).append(
@@ -212,7 +208,6 @@ def measure(
         "ratios": {
             kind: round(min(values) / plain, 2) for kind, values in seconds.items() if kind != "plain"
         },
-        "ratios_until_step_returns": {kind: round(min(v) / plain, 2) for kind, v in step_only.items()},
         "calls": calls,
         "stored_gb": round(manifest.stored_bytes / 1e9, 3),
         "dropped": len(manifest.dropped),
