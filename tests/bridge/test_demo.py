@@ -99,8 +99,6 @@ def test_importing_the_demo_loads_nothing() -> None:
     import subprocess
     import sys
 
-    code = (
-        "import sys, bridge.demo; print({'torch', 'triton', 'torchtitan'} & {*sys.modules})"
-    )
+    code = "import sys, bridge.demo; print({'torch', 'triton', 'torchtitan'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
