@@ -75,9 +75,8 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
         # The room may have been reserved: it is written over first and given back only then.
         file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         file.write(b"\n")
+        # Not forced to the disk: the files it lists are not either, and a step would wait for it.
         file.truncate()
-        file.flush()
-        os.fsync(file.fileno())
     fresh.replace(root / MANIFEST)
 
 

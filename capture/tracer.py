@@ -108,6 +108,9 @@ class Tracer:
             selection=_plain_selection(selection),
             budget_bytes=budget_bytes,
             flags=dict(flags or {}),
+            # Read here, since looking up a dozen packages takes longer than many a step.
+            versions=package_versions(),
+            device=device_name(),
         )
         warm_up(self._parts)
 
@@ -122,8 +125,6 @@ class Tracer:
         self._manifest = replace(
             self._manifest,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            versions=package_versions(),
-            device=device_name(),
             flags={**run_flags(), **self._manifest.flags},
         )
         with rank_zero_first(self.rank, self.world_size):

@@ -137,7 +137,8 @@ def timed(action: Callable[[], Any], device: str) -> float:
 
 def captured(model: nn.Module, step: Step, out: Path, selection: Selection) -> None:
     """One step under the tracer, files and all."""
-    tracer = Tracer(model, out=out, step=1, selection=selection, force=True)
+    shutil.rmtree(out, ignore_errors=True)
+    tracer = Tracer(model, out=out, step=1, selection=selection)
 
     def run() -> None:
         with tracer:
