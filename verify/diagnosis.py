@@ -16,7 +16,8 @@ from bridge.verify.place import where_it_sits
 from bridge.verify.spec import KernelSpec
 from bridge.verify.trace import record
 from bridge.verify.ulp import is_low, smallest_normal, ulp_of
-from bridge.verify.variants import RANKS, Variant, catalogue
+from bridge.verify.variant import RANKS, Variant
+from bridge.verify.variants import catalogue
 from bridge.verify.verdict import Diagnosis, TensorVerdict
 
 #: Share of the error that a variant must reproduce to be named as the cause.

@@ -95,13 +95,16 @@ def judge(
             judged.append(one)
     tensors = tuple(t for j in judged for t in j.tensors)
     outcome = _overall(judged)
+    power = _power(spec, judged, constants) if options.power and outcome != "FAIL" else Power()
+    if power.not_revealed and not power.revealed:
+        outcome = worst_outcome([outcome, "INCONCLUSIVE"])
     return Judgement(
         outcome=outcome,
         summary=_summary(spec, outcome, judged),
         tensors=tensors,
         cases=tuple(j.record for j in judged),
         diagnosis=_diagnosis(spec, judged) if outcome == "FAIL" else None,
-        power=_power(spec, judged, constants) if options.power and outcome != "FAIL" else Power(),
+        power=power,
         coverage=_coverage(judged, options),
         kernels=tuple(dict.fromkeys(k for j in judged for k in j.record.launches)),
     )
@@ -330,6 +333,8 @@ def _summary(spec: KernelSpec, outcome: Outcome, judged: list[_Judged]) -> str:
             f"{spec.name} is right on all {count} cases, within the declared gate and every companion check"
         )
     reasons = [t.reason for j in judged for t in j.tensors if t.verdict == outcome]
+    if outcome == "INCONCLUSIVE" and not reasons:
+        return f"{spec.name}: these inputs could not have revealed any of the faults tried; see power"
     refused = [f"{j.record.name} refused" for j in judged if j.refused]
     return f"{spec.name}: {outcome}: {(reasons or refused or ['see coverage'])[0]}"
 

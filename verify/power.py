@@ -9,11 +9,12 @@ from bridge.verify.compare import Trio, judge_tensor
 from bridge.verify.diagnosis import Evidence
 from bridge.verify.spec import KernelSpec
 from bridge.verify.trace import record
-from bridge.verify.variants import Variant, catalogue
+from bridge.verify.variant import Variant
+from bridge.verify.variants import catalogue
 from bridge.verify.verdict import Constants, Power
 
 #: Variants tried: one of each kind of sentence, the spec's own faults always.
-_MOST = 24
+_MOST = 32
 
 #: Which added inputs show a kind of fault, for the ones that the given inputs do not.
 _SHOWN_BY = (
@@ -47,9 +48,7 @@ def measure_power(
     revealed: list[str] = []
     missed: list[str] = []
     for variant in chosen:
-        seen = any(
-            _fails(spec, e, variant, constants, tiles, first) for e in (first, *evidence) if e is not None
-        )
+        seen = any(_fails(spec, e, variant, constants, tiles, first) for e in (first, *evidence))
         (revealed if seen else missed).append(variant.text)
     return Power(
         revealed=tuple(revealed),
@@ -68,7 +67,7 @@ def _one_of_each(variants: list[Variant], spec: KernelSpec) -> list[Variant]:
     chosen = []
     for variant in kinds.values():
         ranked[variant.rank] = ranked.get(variant.rank, 0) + 1
-        if variant.text in spec.faults or ranked[variant.rank] <= 4:
+        if variant.text in spec.faults or ranked[variant.rank] <= 6:
             chosen.append(variant)
     return chosen[:_MOST]
 

@@ -1,61 +1,27 @@
 """Wrong variants of the reference, derived from its own ops: what a faulty kernel would compute.
 
 Used twice: put in the target's place they show which faults the inputs could have revealed (power), and
-compared with a failing target they name its fault (diagnosis). The order of `RANKS` is the workflow's:
-indexing and masks first, then accumulators, early casts, formulas.
+compared with a failing target they name its fault (diagnosis). The order of `RANKS` is the workflow's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from bridge.verify.case import Case
-from bridge.verify.execute import Result
 from bridge.verify.spec import KernelSpec
-from bridge.verify.trace import Change, Op, Replay, Trace, replay
-
-RANKS = ("index", "mask", "memory", "accumulator", "cast", "store", "stability", "approximation", "formula")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """One wrong variant.
-
-    noise: its errors depend on rounding order, so a kernel with this fault matches it in size only.
-    """
-
-    text: str
-    rank: str
-    changes: dict[int, Change] = field(default_factory=dict)
-    swaps: dict[int, Any] = field(default_factory=dict)
-    upstream: Callable[[torch.Tensor], torch.Tensor] | None = None
-    function: Callable[..., Any] | None = None  #: a formula that the spec's author gave
-    inputs: Callable[[torch.Tensor], torch.Tensor] | None = None
-    noise: bool = False
-
-    def run(self, spec: KernelSpec, case: Case) -> Result:
-        """Results of the variant on `case`."""
-        if self.function is not None:
-            from bridge.verify.execute import run
-
-            result = run(self.function, spec, case)
-            assert not isinstance(result, str), result
-            return result
-        if self.inputs is not None:
-            case = _with_inputs(case, self.inputs)
-        grads = None
-        if self.upstream is not None:
-            grads = tuple(self.upstream(g) for g in case.grad_outputs)
-        return replay(spec, case, Replay(changes=dict(self.changes), swaps=dict(self.swaps)), grads)
+from bridge.verify.sums import of_product, of_sum
+from bridge.verify.trace import Change, Op, Trace
+from bridge.verify.variant import Variant
 
 
 def catalogue(spec: KernelSpec, trace: Trace, case: Case, tiles: tuple[int, ...]) -> list[Variant]:
     """Every variant that this reference has on this case."""
     found = [Variant(text=name, rank="formula", function=f) for name, f in spec.faults.items()]
+    found.append(Variant(text="zeros are returned", rank="formula", function=_zeros(spec)))
     if case.grad_outputs:
         found += _upstream_variants()
     found += _input_variants()
@@ -63,6 +29,14 @@ def catalogue(spec: KernelSpec, trace: Trace, case: Case, tiles: tuple[int, ...]
     for op in trace.ops.values():
         found += list(_of_op(op, trace, case, tiles))
     return found
+
+
+def _zeros(spec: KernelSpec) -> Callable[..., Any]:
+    def zeros(*inputs: torch.Tensor, **attrs: Any) -> Any:
+        made = spec.reference(*inputs, **attrs)
+        return tuple(m * 0 for m in made) if isinstance(made, tuple | list) else made * 0
+
+    return zeros
 
 
 def subject(op: Op) -> str:
@@ -113,12 +87,6 @@ def _as_if_contiguous(tensor: torch.Tensor) -> torch.Tensor:
         filler = torch.zeros(tensor.numel() - flat.numel(), dtype=tensor.dtype, device=tensor.device)
         flat = torch.cat((flat, filler))
     return flat[: tensor.numel()].reshape(tensor.shape).clone()
-
-
-def _with_inputs(case: Case, change: Callable[[torch.Tensor], torch.Tensor]) -> Case:
-    from dataclasses import replace
-
-    return replace(case, inputs=tuple(change(t) for t in case.inputs))
 
 
 def _store_variants(trace: Trace, case: Case) -> list[Variant]:
@@ -177,9 +145,9 @@ def _of_op(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...]) -> Iterator
                     changes={number: _rounding(half) for number in chain},
                 )
     if op.name in ("sum", "mean"):
-        yield from _of_sum(op, trace, case, tiles, where)
+        yield from of_sum(op, trace, case, tiles, where)
     if op.name in ("mm", "bmm"):
-        yield from _of_product(op, where)
+        yield from of_product(op, where)
     if op.name == "amax":
         yield Variant(
             text="padded lanes are loaded as 0 and take part in the row maximum (-inf is the neutral value)",
@@ -193,9 +161,18 @@ def _of_op(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...]) -> Iterator
         )
     if op.name in ("rsqrt", "sqrt"):
         yield from _of_root(op, trace)
+    if op.name == "arange" and op.out.numel() > 1:
+        yield from (
+            Variant(text=f"positions are off by {by:+d}", rank="index", changes={op.number: _moved_by(by)})
+            for by in (1, -1)
+        )
     yield from _skipped(op, trace, where)
     if op.name in ("exp", "log", "gelu"):
         yield from _approximated(op)
+
+
+def _moved_by(shift: int) -> Change:
+    return lambda func, args, kwargs, out: out + shift
 
 
 def _chain(op: Op, trace: Trace) -> list[int]:
@@ -251,207 +228,6 @@ def _of_root(op: Op, trace: Trace) -> Iterator[Variant]:
                 rank="formula",
                 changes={op.number: other(value)},
             )
-
-
-def _of_sum(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...], where: str) -> Iterator[Variant]:
-    values = op.args[0]
-    dims = (
-        op.args[1] if len(op.args) > 1 and isinstance(op.args[1], list | tuple) else list(range(values.ndim))
-    )
-    if not dims:
-        dims = list(range(values.ndim))
-    axis = dims[0] % values.ndim if values.ndim else 0
-    if values.ndim == 0 or values.shape[axis] < 2:
-        return
-    length = values.shape[axis]
-    over = "rows" if axis == 0 and values.ndim > 1 else "the row"
-    name = f"{where}the sum over {over} of {', '.join(sorted(op.sources))}"
-    for tile in (t for t in tiles if 2 <= t and length % t and length > 1):
-        whole = length // tile * tile
-        if whole:
-            yield Variant(
-                text=f"tail block dropped: {name} adds only {length} // {tile} full blocks "
-                "(floor where ceil is needed)",
-                rank="mask",
-                changes={op.number: _kept(axis, 0, whole)},
-            )
-    for tile in (t for t in tiles if t < length):
-        yield Variant(
-            text=f"{name} covers the first block of {tile} only",
-            rank="mask",
-            changes={op.number: _kept(axis, 0, tile)},
-        )
-    yield Variant(
-        text=f"{name} misses its last term", rank="mask", changes={op.number: _kept(axis, 0, length - 1)}
-    )
-    yield Variant(
-        text=f"{name} misses its first term", rank="mask", changes={op.number: _kept(axis, 1, length)}
-    )
-    half = torch.bfloat16 if case.dtype == "bfloat16" else torch.float16
-    yield Variant(
-        text=f"{name} is accumulated in {str(half)[6:]}",
-        rank="accumulator",
-        changes={op.number: _low_sum(axis, half, 1)},
-        noise=True,
-    )
-    for tile in (t for t in tiles if t < length):
-        yield Variant(
-            text=f"{name} keeps partial sums of {tile} terms in {str(half)[6:]}",
-            rank="accumulator",
-            changes={op.number: _low_sum(axis, half, tile)},
-            noise=True,
-        )
-    padded = 1 << (length - 1).bit_length()
-    if op.name == "mean" and padded != length:
-        yield Variant(
-            text=f"the mean over {over} is divided by the padded length {padded}, not by {length}",
-            rank="mask",
-            changes={op.number: lambda f, a, k, out: out * (length / padded)},
-        )
-    maker = trace.ops.get(op.makers[0]) if op.makers else None
-    if (
-        padded != length
-        and op.name == "sum"
-        and maker is not None
-        and maker.name == "exp"
-        and not op.backward
-    ):
-        shift = trace.ops.get(maker.makers[0]) if maker.makers else None
-        if shift is not None and shift.name == "sub" and isinstance(shift.args[1], torch.Tensor):
-            top, spare = shift.args[1], padded - length
-            yield Variant(
-                text="padded lanes are loaded as 0 and enter the sum of exponentials (-inf is the neutral value)",
-                rank="mask",
-                changes={
-                    op.number: lambda f, a, k, out: (
-                        out + (padded - length) * torch.exp(-top).reshape(out.shape)
-                    )
-                },
-            )
-    yield from _of_spread(op, trace, length, padded)
-
-
-def _of_spread(op: Op, trace: Trace, length: int, padded: int) -> Iterator[Variant]:
-    """Faults of a variance: the sum of squares of a centred value."""
-    square = trace.ops.get(op.makers[0]) if op.makers else None
-    if square is None or square.name not in ("mul", "pow") or op.backward:
-        return
-    centred = trace.ops.get(square.makers[0]) if square.makers else None
-    if (
-        centred is None
-        or centred.name != "sub"
-        or len(centred.args) < 2
-        or not isinstance(centred.args[1], torch.Tensor)
-    ):
-        return
-    mean_of = centred.args[1]
-    if mean_of.ndim == 0 or mean_of.shape[-1] != 1:
-        return
-    values, scale = centred.args[0], (1.0 / length if op.name == "mean" else 1.0)
-
-    def shaped(extra: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return (
-            extra.reshape(out.shape) if extra.numel() == out.numel() else extra.mean() * torch.ones_like(out)
-        )
-
-    if padded != length:
-        yield Variant(
-            text="padded lanes count in the variance: (0 - mean)^2 of lanes past the row end, "
-            "which are not masked again after the mean is subtracted",
-            rank="mask",
-            changes={
-                op.number: lambda f, a, k, out: (
-                    out + shaped((padded - length) * mean_of.square() * scale, out)
-                )
-            },
-        )
-    yield Variant(
-        text="one-pass variance: E[x^2] - E[x]^2 cancels when |mean| is much larger than the spread",
-        rank="stability",
-        changes={
-            op.number: lambda f, a, k, out: shaped(
-                (values.square().sum(-1, keepdim=True) / length - mean_of.square()) * (length * scale), out
-            )
-        },
-        noise=True,
-    )
-    yield Variant(
-        text="the mean is not subtracted before squaring",
-        rank="formula",
-        changes={op.number: lambda f, a, k, out: shaped(values.square().sum(-1, keepdim=True) * scale, out)},
-    )
-
-
-def _kept(axis: int, start: int, stop: int) -> Change:
-    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
-        kept = torch.zeros_like(args[0])
-        kept.narrow(axis, start, stop - start).copy_(args[0].narrow(axis, start, stop - start))
-        result: torch.Tensor = func(kept, *args[1:], **kwargs)
-        return result
-
-    return change
-
-
-def _low_sum(axis: int, dtype: torch.dtype, block: int) -> Change:
-    """Sequential sum of blocks, each block and the running total rounded to `dtype`."""
-
-    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
-        exact = func(args[0].to(torch.float64), *args[1:], **kwargs)
-        if args[0].shape[axis] > 4096:
-            return out
-        total = None
-        for chunk in args[0].split(block, dim=axis):
-            part = chunk.sum(axis, keepdim=True).to(dtype)
-            total = (
-                part if total is None else ((total + part) if block == 1 else total.float() + part.float())
-            )
-        assert total is not None
-        rounded = total.to(torch.float64)
-        low: torch.Tensor = (
-            func(rounded, *args[1:], **kwargs)
-            if func.name().startswith("aten::sum")
-            else rounded / args[0].shape[axis]
-        )
-        return low.reshape(out.shape).to(out.dtype) if low.numel() == out.numel() else exact.to(out.dtype)
-
-    return change
-
-
-def _of_product(op: Op, where: str) -> Iterator[Variant]:
-    name = f"{where}the product of {', '.join(sorted(op.sources))}"
-    if op.args[0].dtype == torch.float32:
-        yield Variant(
-            text=f"{name} runs in TF32 (10-bit significands)",
-            rank="cast",
-            changes={op.number: lambda f, a, k, out: f(_tf32(a[0]), _tf32(a[1]))},
-        )
-        yield Variant(
-            text=f"operands of {name} are rounded to float16",
-            rank="cast",
-            changes={op.number: lambda f, a, k, out: f(a[0].half().float(), a[1].half().float())},
-        )
-    depth = op.args[0].shape[-1]
-
-    def low(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
-        total = torch.zeros_like(out, dtype=torch.float16)
-        for start in range(0, depth, 16):
-            part = func(args[0][..., start : start + 16].float(), args[1][..., start : start + 16, :].float())
-            total = (total.float() + part).half()
-        return total.to(out.dtype)
-
-    yield Variant(
-        text=f"{name} is accumulated in float16", rank="accumulator", changes={op.number: low}, noise=True
-    )
-    if depth > 1:
-        yield Variant(
-            text=f"{name} misses the last of its {depth} terms",
-            rank="mask",
-            changes={op.number: lambda f, a, k, out: f(a[0][..., :-1], a[1][..., :-1, :])},
-        )
-
-
-def _tf32(x: torch.Tensor) -> torch.Tensor:
-    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
 def _skipped(op: Op, trace: Trace, where: str) -> Iterator[Variant]:
