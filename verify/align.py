@@ -28,6 +28,9 @@ MAX_CELLS = 20_000_000
 #: Calls at the end of a run without partner among which its boundary is looked for.
 MAX_RUN = 16
 
+#: Two outputs whose root mean squares differ by more than this, relatively, are hardly one tensor.
+ALIKE = 0.05
+
 _NUMBER = {name: number for number, name in enumerate(MATCH_KINDS)}
 _MODULE = KINDS.index("module")
 
@@ -349,14 +352,22 @@ def _at_boundary(pairing: _Pairing, group_a: Ints, group_b: Ints) -> None:
     a, b = pairing.a, pairing.b
     if (pairing.partner_a >= 0).all() or (pairing.partner_b >= 0).all():
         return
+    level_a, level_b = _levels(a), _levels(b)
     runs_b = _open_runs(group_b, pairing.partner_b, b)
     for place, run_a in _open_runs(group_a, pairing.partner_a, a).items():
         run_b = runs_b.get(place)
         if run_b is None:
             continue
-        # Nearest to the ends of both runs; a tie goes by shape, which does not depend on the side.
+        # Alike in size, then nearest to the ends of both runs; a tie goes by shape, which is no side's own.
         fits = [
-            (back_a + back_b, max(back_a, back_b), str(a.pool.items()[a.first_shape[call_a]]), call_a, call_b)
+            (
+                not _alike(level_a[call_a], level_b[call_b]),
+                back_a + back_b,
+                max(back_a, back_b),
+                str(a.pool.items()[a.first_shape[call_a]]),
+                call_a,
+                call_b,
+            )
             for back_a, call_a in enumerate(reversed(run_a[-MAX_RUN:]))
             for back_b, call_b in enumerate(reversed(run_b[-MAX_RUN:]))
             if a.first_shape[call_a] == b.first_shape[call_b] >= 0
@@ -366,6 +377,21 @@ def _at_boundary(pairing: _Pairing, group_a: Ints, group_b: Ints) -> None:
             kind: MatchKind = "renamed" if len(run_a) == len(run_b) == 1 else "module"
             pairing.pair(np.array([last_a]), np.array([last_b]), kind)
             pairing.runs[last_a] = (run_a, run_b)
+
+
+def _levels(columns: Columns) -> Floats:
+    """Root mean square of each call's first output; NaN: not known."""
+    writes = columns.writes
+    levels = np.full(len(columns), np.nan)
+    first = writes.start[:-1][np.diff(writes.start) > 0]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        levels[writes.call[first]] = np.sqrt(writes.sq_sum[first] / np.maximum(writes.count[first], 1.0))
+    return levels
+
+
+def _alike(left: float, right: float) -> bool:
+    """Two outputs that may be one tensor by their size; unknown sizes may."""
+    return not abs(left - right) > ALIKE * max(left, right)
 
 
 def _open_runs(group: Ints, partner: Ints, columns: Columns) -> dict[tuple[int, int], list[int]]:

@@ -97,6 +97,11 @@ def retaint(
     level = rounding_levels(b, divergence)
     findings = _without_outer(a, b, divergence, _not_cleared(a, b, divergence, level, findings))
     base, tainted = _origins(b, divergence, findings, _places(b), partner_b, level)
+    # A replayed call that makes another intermediate in a module that agrees is neither here nor there.
+    kept = {finding.pair for finding in findings}
+    cleared = [pair for pair in np.flatnonzero(origin == ORIGINS.index("born")).tolist() if pair not in kept]
+    origin[cleared] = 0
+    base[cleared] = 0
     replayed = origin != found.origin
     return replace(found, findings=tuple(findings), origin=np.where(replayed, origin, base), tainted=tainted)
 

@@ -15,7 +15,7 @@ from bridge.verify import floors
 from bridge.verify.align import Alignment, align, read_overrides
 from bridge.verify.attribution import Attributions, attribute, makers_of, optimizer_differs
 from bridge.verify.births import GAIN
-from bridge.verify.columns import Columns, Pool, columns, inner_calls, owners
+from bridge.verify.columns import Columns, Pool, columns, inner_calls, owners, short_op
 from bridge.verify.details import call_detail, interesting_rows
 from bridge.verify.diff_document import (
     MATCH_KINDS,
@@ -189,7 +189,7 @@ def _kernel_of(op: str, module_class: str) -> str | None:
             spec = load_spec(name).spec
         except (BridgeError, ImportError):
             continue  # a broken plugin is no reason to fail a diff; `bridge verify` reports it
-        if op in spec.sites or module_class in spec.sites or name in op:
+        if op in spec.sites or module_class in spec.sites or short_op(op) == name:
             return name
     return None
 

@@ -33,6 +33,8 @@ from bridge.verify.floors import EPS, noise_floors
 #: Relative precision of a digest's sums, which may be accumulated in FP32 blocks. It is why a mere
 #: permutation of values can not be told from rounding here; where tensors are stored, every element is.
 SUM_PRECISION = 1e-7
+#: Relative difference of sum|x| below which two tensors are taken for counterparts.
+NEAR = 1e-3
 #: Standard errors by which a mean must be shifted to count as biased.
 STANDARD_ERRORS = 8.0
 
@@ -121,8 +123,8 @@ def _nothing_unpaired(a: Columns, b: Columns, alignment: Alignment, reads: Tenso
     paired = np.bincount(reads.pair, minlength=len(alignment))
     counts_a, counts_b = np.diff(a.reads.start)[alignment.a], np.diff(b.reads.start)[alignment.b]
     whole = (paired >= counts_a) & (paired >= counts_b)
-    for pair in alignment.runs:
-        whole[pair] = True
+    for pair, (_, run_b) in alignment.runs.items():
+        whole[pair] = paired[pair] >= len(_external(b, run_b))
     return np.asarray(whole)
 
 
@@ -155,18 +157,29 @@ def _matched_rows(left: Tensors, right: Tensors, alignment: Alignment, a: Column
     )
 
 
-def _greedy(left: Tensors, right: Tensors, rows_a: list[int], rows_b: list[int]) -> list[tuple[int, int]]:
-    """Pair rows of one role: equal contents first, then equal shapes in order."""
+def _greedy(
+    left: Tensors,
+    right: Tensors,
+    rows_a: list[int],
+    rows_b: list[int],
+    tests: tuple[str, ...] = ("hash", "near", "shape"),
+) -> list[tuple[int, int]]:
+    """Pair rows of one role: equal contents first, then nearly equal sums, then equal shapes in order."""
     found: list[tuple[int, int]] = []
-    for test in ("hash", "shape"):
+    for test in tests:
         for row_a in list(rows_a):
             for row_b in rows_b:
                 if left.role[row_a] != right.role[row_b]:
                     continue
                 if test == "hash":
                     fits = left.hash[row_a] == right.hash[row_b] != 0
+                elif left.shape[row_a] != right.shape[row_b] and left.count[row_a] and right.count[row_b]:
+                    fits = False  # logs do not know the shapes of inputs
+                elif test == "near":
+                    gap = abs(left.abs_sum[row_a] - right.abs_sum[row_b])
+                    fits = bool(gap <= NEAR * left.abs_sum[row_a])
                 else:
-                    fits = left.shape[row_a] == right.shape[row_b]
+                    fits = True
                 if fits:
                     found.append((row_a, row_b))
                     rows_a.remove(row_a)
@@ -183,7 +196,8 @@ def _read_pairs(a: Columns, b: Columns, alignment: Alignment) -> tuple[Ints, Int
     keep = ~np.isin(pair, list(alignment.runs))
     extra: list[tuple[int, int, int]] = []
     for number, (run_a, run_b) in alignment.runs.items():
-        rows = _greedy(a.reads, b.reads, _external(a, run_a), _external(b, run_b))
+        # A fused kernel and the ops it replaces need not read the same tensors: shape alone says little.
+        rows = _greedy(a.reads, b.reads, _external(a, run_a), _external(b, run_b), ("hash", "near"))
         extra.extend((number, row_a, row_b) for row_a, row_b in rows)
     more = np.array(extra, np.int64).reshape(-1, 3)
     return (
@@ -194,16 +208,16 @@ def _read_pairs(a: Columns, b: Columns, alignment: Alignment) -> tuple[Ints, Int
 
 
 def _external(columns: Columns, run: list[int]) -> list[int]:
-    """Rows of the tensors that a run of calls reads and did not make itself, each once."""
-    made = {int(columns.writes.hash[row]) for call in run for row in take(columns.writes, call)}
+    """Rows of the tensors that a run of calls reads and has not made itself, each once."""
     inside, seen, rows = set(run), set(), []
     for call in run:
         for row in take(columns.reads, call):
             value = int(columns.reads.hash[row])
-            if int(columns.reads.producer[row]) in inside or value in seen or (value and value in made):
+            if int(columns.reads.producer[row]) in inside or (value and value in seen):
                 continue
             seen.add(value or -row - 1)
             rows.append(row)
+        seen.update(int(columns.writes.hash[row]) for row in take(columns.writes, call))
     return rows
 
 
