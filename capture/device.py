@@ -60,7 +60,6 @@ class DeviceDigests:
         self._most_bytes = min(max(used // 50, BATCH_BYTES[0]), BATCH_BYTES[1])
         self._results: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._tables: dict[str, torch.Tensor] = {}
-        self._keep: list[torch.Tensor] = []
 
     def add(self, number: int, tensor: torch.Tensor, place: tuple[Any, ...]) -> bool:
         """Take a content into the batch; True while its memory must not be written.
@@ -102,9 +101,12 @@ class DeviceDigests:
         """Wait for the device and hand out all digests by content number."""
         self.flush()
         rows, self._rows = self._rows, []
+        if not self._on_host:
+            # The walks may have run on several streams, the copy runs on one.
+            torch.cuda.synchronize(self.device)
         with aside():
             parts = [(values.cpu().numpy(), hashes.cpu().numpy()) for values, hashes in self._results]
-        self._results, self._keep = [], []
+        self._results = []
         if not rows:
             return []
         count = len(rows)

@@ -37,6 +37,7 @@ class StepSession:
         step: int,
         rank: int,
         max_tensor_bytes: int | None,
+        eager: bool = False,
     ) -> None:
         self._writer = writer
         self.recorder = Recorder(
@@ -46,6 +47,8 @@ class StepSession:
         self._launches = LaunchHooks(self.recorder)
         self._memory = MemoryHooks(self.recorder)
         self._mode: Any = StepMode(self.recorder)
+        self._eager = eager
+        self._stance: Any = None
         self._handles: list[Any] = []
         self.interrupted = False
         self.seconds = 0.0
@@ -54,6 +57,9 @@ class StepSession:
     def start(self) -> None:
         """Install everything."""
         self._began = time.perf_counter()
+        if self._eager:
+            self._stance = torch.compiler.set_stance("force_eager")
+            self._stance.__enter__()
         self._modules.install()
         self._launches.install()
         self._memory.install()
@@ -66,6 +72,8 @@ class StepSession:
     def stop(self, error: BaseException | None) -> None:
         """Take everything off; nothing here may raise into the step."""
         self._mode.__exit__(type(error) if error else None, error, None)
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
         for handle in self._handles:
             handle.remove()
         self._launches.remove()

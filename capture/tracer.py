@@ -55,6 +55,7 @@ class Tracer:
         selection: Selection | None = None,
         budget_bytes: int | None = None,
         force: bool = False,
+        eager: bool = False,
         seed: int | None = None,
         config: Mapping[str, Any] | None = None,
         config_path: str | None = None,
@@ -72,6 +73,8 @@ class Tracer:
             selection: Whose tensors to store; default: digests only.
             budget_bytes: Most bytes of tensors to store on this rank.
             force: Replace the capture that stands there.
+            eager: Run compiled functions uncompiled in this step, so that every operator is seen. The step's
+                numbers are then those of the uncompiled model.
             seed, config, config_path, command, metrics, flags: For the manifest.
 
         Raises:
@@ -92,6 +95,7 @@ class Tracer:
         self._parts = _parts(model)
         self._selection = selection
         self._budget = budget_bytes
+        self._eager = eager
         self._claim = FolderClaim(self.out, force=force, owner=self.rank == 0)
         self._session: StepSession | None = None
         self._report: RankReport | None = None
@@ -107,7 +111,7 @@ class Tracer:
             world_size=self.world_size,
             selection=_plain_selection(selection),
             budget_bytes=budget_bytes,
-            flags=dict(flags or {}),
+            flags={**(flags or {}), **({"eager": True} if eager else {})},
             # Read here, since looking up a dozen packages takes longer than many a step.
             versions=package_versions(),
             device=device_name(),
@@ -140,6 +144,7 @@ class Tracer:
             step=self.step,
             rank=self.rank,
             max_tensor_bytes=self._selection.max_tensor_bytes,
+            eager=self._eager,
         )
         self._session.start()
         return self

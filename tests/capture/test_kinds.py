@@ -124,3 +124,18 @@ def test_memory_that_compiled_code_wrote_unseen_is_looked_at_again(capture_of: C
     assert all(c.flags.get("compiled") for c in mm)
     for call in mm:
         assert torch.equal(capture.tensor(call.outputs[0]), x @ weight)
+
+
+def test_compiled_functions_can_run_eagerly_for_the_step(capture_of: CaptureOf) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("Inductor needs a C++ compiler")
+    compiled = torch.compile(lambda x: torch.relu(x + 1) * 2)
+    x = torch.randn(8)
+    compiled(x)
+    hidden = capture_of(None, lambda: compiled(x))
+    shown = capture_of(None, lambda: compiled(x), eager=True)
+    assert not hidden.find("relu")
+    assert [c.op for c in shown.calls] == ["aten::add.Tensor", "aten::relu.default", "aten::mul.Tensor"]
+    assert shown.manifest.flags["eager"]
+    again = capture_of(None, lambda: compiled(x))
+    assert not again.find("relu"), "the next step is compiled again"
