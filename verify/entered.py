@@ -23,7 +23,9 @@ def entered_findings(
     outside = (a.reads.producer[reads.a] < 0) & (b.reads.producer[reads.b] < 0) & reads.comparable
     outside &= reads.role != GRAD_OUTPUT
     made: dict[int, float] = {}
-    for content, maker in zip(b.writes.hash.tolist(), place_b[b.writes.call].tolist(), strict=True):
+    wanted = np.isin(b.writes.hash, b.reads.hash[reads.b[outside]])
+    makers = place_b[b.writes.call[wanted]]
+    for content, maker in zip(b.writes.hash[wanted].tolist(), makers.tolist(), strict=True):
         made[content] = min(maker, made.get(content, maker))
     pool = a.pool.items()
     floating = {number for number in np.unique(b.reads.dtype).tolist() if str(pool[number]) in EPS}

@@ -26,6 +26,8 @@ def gateways(
     pair_b = np.where(made_b >= 0, partner_b[made_b], -2)
     matters = _beyond_rounding(a, b, divergence) & (made_a >= 0) & (made_b >= 0) & (pair_a != pair_b)
     matters &= a.kind[alignment.a[reads.pair]] != _MODULE
+    if not matters.any():
+        return []
     known_a, known_b = _known_contents(a), _known_contents(b)
     found: dict[tuple[str, int], Finding] = {}
     for row in np.flatnonzero(matters).tolist():
