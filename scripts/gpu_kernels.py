@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Build, check and measure every built-in kernel on a GPU; prints one Markdown table.
 
-    PYTHONPATH=.links python scripts/gpu_kernels.py [--only NAME ...] [--skip-speed] [--json FILE]
+    PYTHONPATH=.links python scripts/gpu_kernels.py [--only NAME ...] [--skip-speed] [--quick] [--json FILE]
 
 Numbers come first: a kernel whose verdict is not PASS is not timed. Needs torch, triton and a CUDA device; no
 install and no torchtitan. Speed is the share of the bandwidth that a plain copy of 1 GiB reaches in this run.
@@ -148,13 +148,13 @@ def time_spec(spec: KernelSpec, row: Row, bandwidth: float) -> None:
         row.backward = backward / (row.milliseconds["backward kernel"] * 1e-3) / bandwidth
 
 
-def check(source: str, bandwidth: float, *, speed: bool) -> Row:
+def check(source: str, bandwidth: float, *, speed: bool, quick: bool) -> Row:
     """Verdict, compilation and speed of one spec; an exception becomes the row's note."""
     row = Row(name=source)
     try:
         spec = load_spec(source).spec
         row.name = spec.name
-        verdict = verify_kernel(source)
+        verdict = verify_kernel(source, quick=quick)
         row.verdict, row.cases = verdict.verdict, len(verdict.cases)
         if verdict.verdict == "FAIL":
             row.note = verdict.summary
@@ -202,6 +202,7 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", default=[], help="names of built-ins")
     parser.add_argument("--skip-speed", action="store_true", help="verdicts and compilation only")
+    parser.add_argument("--quick", action="store_true", help="judge the declared shapes only before timing")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -213,7 +214,7 @@ def main() -> int:
     bandwidth = copy_bandwidth()
     rows = []
     for source in sources:
-        rows.append(check(source, bandwidth, speed=not options.skip_speed))
+        rows.append(check(source, bandwidth, speed=not options.skip_speed, quick=options.quick))
         print(f"{rows[-1].name}: {rows[-1].verdict} {rows[-1].note}", file=sys.stderr, flush=True)
     print(table(rows, bandwidth))
     if options.json:
