@@ -31,6 +31,7 @@ def capture_run(
     on: str | None = None,
     against: Path | str | None = None,
     first: int = 8,
+    eager: bool = False,
     replace: Mapping[str, str] | None = None,
     settings: Mapping[str, Any] | None = None,
     stop: bool = True,
@@ -58,6 +59,7 @@ def capture_run(
         against: A baseline capture: keep tensors of the first calls that differ from it, and of no others.
             The run is made twice.
         first: How many such calls.
+        eager: Run torch.compile's regions eagerly in the recorded steps, so that their operators are seen.
         replace: Module class -> kernel to run in its place, by name or as FILE[:SPEC].
         settings: More dotted settings for torchtitan's config, over [train.set].
         stop: End the run after the last wanted step; False trains on, checkpoints included.
@@ -85,6 +87,7 @@ def capture_run(
     request = _merge(
         whole, step=step, out=out, ops=(*ops, *modules), tensors=tensors, phases=phases, ranks=ranks,
         budget_bytes=budget_bytes, force=force, on=on, replace=replace, stop=stop, note=note,
+        eager=eager,
     )  # fmt: skip
     if against is not None:
         from bridge.capture.against import capture_against
@@ -164,6 +167,7 @@ def _merge(config: BridgeConfig, **given: Any) -> Request:
         budget_bytes=given["budget_bytes"] if given["budget_bytes"] is not None else section.budget_bytes,
         trigger=trigger,
         replace={**section.replace, **(given["replace"] or {})},
+        eager=given["eager"],
         stop=given["stop"],
         note=given["note"],
     )

@@ -80,7 +80,18 @@ class Job:
             )
 
     def result(self) -> CaptureResult:
-        """What the folder holds now."""
+        """What the folder holds now; on ranks other than 0 only where it is, since rank 0 may not be done."""
+        if _rank() != 0:
+            return CaptureResult(
+                path=self._request.out,
+                step=self._recorder.recorded[-1],
+                steps=tuple(self._recorder.recorded),
+                calls=0,
+                calls_with_tensors=0,
+                stored_bytes=0,
+                kernels=(),
+                trigger=self._keeper.reason,
+            )
         capture = load_capture(self._request.out)
         manifest = capture.manifest
         stored = [call for call in capture.calls if any(r.blob for r in (*call.inputs, *call.outputs))]

@@ -57,7 +57,7 @@ class OneStepKeeper:
     def _record(self, parts: Sequence[Any], facts: RunFacts, step: int, out: Path) -> Iterator[None]:
         tracer = Tracer(list(parts), **{**self._arguments(facts, step), "out": out})
         try:
-            with rank_zero_first(f"bridge/{out}/{step}", tracer):
+            with tracer:
                 yield
         except Abandoned:
             if tracer.rank == 0:
@@ -117,6 +117,7 @@ class OneStepKeeper:
             "config_path": facts.config_path,
             "command": tuple(sys.argv),
             "flags": facts.flags,
+            "eager": self.request.eager,
         }
 
 
@@ -135,7 +136,7 @@ class SeriesKeeper(OneStepKeeper):
             assert at is not None, "a window without a trigger says whose tensors it keeps"
             self._tracer = SeriesTracer(list(parts), tensors_at=at, **self._arguments(facts, step))
         self._tracer.prepare(step)
-        with rank_zero_first(f"bridge/{self.request.out}/{step}", self._tracer):
+        with self._tracer:
             yield
         self._last = step
 
@@ -189,21 +190,6 @@ def _rank() -> int:
 
 def _store() -> Any:
     return torch.distributed.distributed_c10d._get_default_store()
-
-
-@contextmanager
-def rank_zero_first(key: str, tracer: Tracer) -> Iterator[None]:
-    """Be inside the tracer; rank 0 makes the folder before other ranks write into it.
-
-    Through the process group's store and not by a collective, which would be part of the captured step.
-    """
-    together = _distributed()
-    if together and tracer.rank != 0:
-        _store().wait([key])
-    with tracer:
-        if together and tracer.rank == 0:
-            _store().set(key, "made")
-        yield
 
 
 def _any_rank(key: str, reason: str | None) -> str | None:

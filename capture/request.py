@@ -37,6 +37,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     budget_bytes: int | None = None
     trigger: str | None = None
     replace: dict[str, str] = {}  #: module class -> kernel in its place
+    eager: bool = False  #: run compiled regions eagerly in recorded steps
     stop: bool = True
     note: str | None = None  #: told to the user once nothing is left to refuse
 

@@ -210,6 +210,7 @@ def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     help="Set a dotted field of torchtitan's config, over [train.set].",
 )
 @click.option("--continue", "go_on", is_flag=True, help="Train on after the capture, checkpoints included.")
+@click.option("--eager", is_flag=True, help="Run compiled regions eagerly in that step, to see inside them.")
 @click.option("--force", is_flag=True, help="Replace an older capture.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the run's own log on stderr.")
@@ -249,6 +250,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             on=options["on"],
             against=options["against"],
             first=options["first"],
+            eager=options["eager"],
             replace=options["replace"],
             settings=options["settings"],
             stop=not options["go_on"],

@@ -56,7 +56,7 @@ def test_arguments_reach_the_library(called: Called) -> None:
             ),
             *("--modules", "m*", "--tensors", "inputs", "--phases", "forward", "--ranks", "0,3"),
             *("--max-bytes", "2 KiB", "--on", "nonfinite", "--set", "a.b=3", "--set", "c.d=word", "--force"),
-            *("--set", 'e.f=["x"]', "--continue", "-v", "--replace", "torch.nn.RMSNorm=rms_norm"),
+            *("--set", 'e.f=["x"]', "--continue", "--eager", "-v", "--replace", "torch.nn.RMSNorm=rms_norm"),
         ]
     )
     assert code == 0
@@ -67,6 +67,7 @@ def test_arguments_reach_the_library(called: Called) -> None:
         "tensors": "inputs", "phases": ("forward",), "ranks": (0, 3), "budget_bytes": 2048, "on": "nonfinite",
         "settings": {"a.b": 3, "c.d": "word", "e.f": ["x"]}, "force": True, "stop": False, "verbose": True,
         "replace": {"torch.nn.RMSNorm": "rms_norm"}, "against": None, "first": 8,
+        "eager": True,
     }  # fmt: skip
 
 

@@ -61,6 +61,8 @@ def start(folder: Path, *, out: str = "out") -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
+        # A shell starts background jobs with Ctrl-C ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while not (folder / "in-step").exists():
