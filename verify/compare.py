@@ -34,6 +34,7 @@ def judge_tensor(
     elementwise: bool,
     nonfinite_inputs: bool = False,
     unstable: torch.Tensor | None = None,
+    undefined: torch.Tensor | None = None,
     fault: str | None = None,
     brief: bool = False,
 ) -> TensorVerdict:
@@ -47,6 +48,7 @@ def judge_tensor(
         elementwise: apply the ULP rule for elementwise kernels.
         nonfinite_inputs: the inputs hold NaN or Inf on purpose.
         unstable: elements where golden itself jumps under a tiny move of the inputs (ties).
+        undefined: elements in rows whose inputs hold NaN; kernels that drop a NaN are free there.
         fault: a misdeed seen while the target ran; it fails the tensor whatever the numbers.
         brief: leave out histogram, map and worst elements.
     """
@@ -87,7 +89,8 @@ def judge_tensor(
         envelope=envelope,
         elementwise=elementwise,
     )
-    structure = _settle_finite(wide, nonfinite_inputs, unstable)
+    free = undefined if unstable is None else (unstable if undefined is None else unstable | undefined)
+    structure = _settle_finite(wide, nonfinite_inputs, free)
     gate = measure(
         wide.golden, wide.reference, wide.target, dtype=wide.dtype, constants=constants, keep=wide.keep
     )

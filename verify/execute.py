@@ -88,6 +88,8 @@ def run(
         if isinstance(outputs, str):
             return outputs
         result = Result(outputs={n: o.detach() for n, o in zip(spec.outputs, outputs, strict=True)})
+        if isinstance(context, Watched):
+            result.faults |= {name: text for text in context.overruns() for name in spec.outputs}
         if spec.grads and wanted:
             result.grads = _backward(spec, outputs, leaves, upstream, wanted, result, keep_graph=keep_graph)
     return result
@@ -154,9 +156,10 @@ def run_target(spec: KernelSpec, case: Case, *, twice: bool = False) -> Result |
         return result
     result.kernels, result.tiles = tuple(seen.kernels), seen.tiles()
     _blame_writes(spec, case, inputs, upstream, result)
-    for text in watched.overruns():
-        for name in result.named():
-            result.faults.setdefault(name, text)
+    if not any(name in result.faults for name in spec.outputs):
+        for text in watched.overruns():
+            for name in spec.grads:
+                result.faults.setdefault(f"grad_{name}", text)
     return result
 
 

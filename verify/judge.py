@@ -237,10 +237,24 @@ def _judge_tensors(
             elementwise=spec.kind == "elementwise",
             nonfinite_inputs=odd,
             unstable=(ties or {}).get(name),
+            undefined=_rows_with_nan(case, eager.get(name)) if odd else None,
             fault=target.faults.get(name),
         )
         for name, result in [(n, got.get(n)) for n in tensor_names(spec) if n in got or n in eager] + repeats
     ]
+
+
+def _rows_with_nan(case: Case, like: torch.Tensor | None) -> torch.Tensor | None:
+    """Elements of a result shaped as an input (or as its rows) in whose row that input holds NaN."""
+    for tensor in case.inputs:
+        if like is None or not tensor.is_floating_point() or tensor.ndim < 2:
+            continue
+        rows = torch.isnan(tensor).any(-1)
+        if like.shape == tensor.shape:
+            return rows[..., None].expand(like.shape)
+        if like.shape == rows.shape:
+            return rows
+    return None
 
 
 def _conditioned(spec: KernelSpec, case: Case, verdict: TensorVerdict) -> TensorVerdict:

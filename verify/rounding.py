@@ -53,7 +53,10 @@ def running_sum_noise(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> t
 
 
 def _spread(terms: int, squares: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    return torch.sqrt(terms * (squares / 6 + total**2 / 3) / 3)
+    usual = torch.sqrt(terms * (squares / 6 + total**2 / 3) / 3)
+    # Equal terms round the same way again and again: errors add up like T, not like its root.
+    equal = total**2 >= terms * squares * (1 - 1e-8)
+    return torch.where(equal & (total != 0), usual + terms * total.abs() / 12, usual)
 
 
 def _product(name: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

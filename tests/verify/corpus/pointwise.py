@@ -214,7 +214,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         name="write past a buffer",
         make=bias_add("overrun", overrun=True),
-        tensors=frozenset({"grad_bias"}),
+        tensors=frozenset({"grad_x", "grad_bias"}),
         cause="outside",
     ),
 )
