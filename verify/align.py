@@ -159,6 +159,8 @@ def _numbered(
         total = total * (int(part.max(initial=0)) + 1) + part
         if total.max(initial=0) > 2**31:
             total = np.unique(total, return_inverse=True)[1].reshape(-1)
+    # Numbers without gaps, since tables are made over them.
+    total = np.unique(total, return_inverse=True)[1].reshape(-1)
     return total[: len(a)], total[len(a) :]
 
 

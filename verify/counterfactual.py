@@ -270,7 +270,7 @@ def _replay_run(
     # A chain rounds at every step; what that may cost is in the eager run's own error.
     budget = golden.abs() * 16 * 2.0**-24
     gate = judge_output(
-        calls[-1] if len(calls) == 1 else _opaque(last), {}, call_b.outputs[0].name,
+        _opaque(last), {}, call_b.outputs[0].name,
         golden=golden, reference=eager, target=recorded_b, budget=budget,
     )  # fmt: skip
     if gate.verdict == "PASS":
