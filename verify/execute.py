@@ -156,6 +156,11 @@ def run_target(spec: KernelSpec, case: Case, *, twice: bool = False) -> Result |
         return result
     result.kernels, result.tiles = tuple(seen.kernels), seen.tiles()
     _blame_writes(spec, case, inputs, upstream, result)
+    if twice and any("was written to" in text for text in result.faults.values()):
+        # A kept graph makes autograd copy what it returns; one plain run shows which result sits in the victim.
+        once = run_target(spec, case)
+        if isinstance(once, Result):
+            result.faults = once.faults
     if not any(name in result.faults for name in spec.outputs):
         for text in watched.overruns():
             for name in spec.grads:
