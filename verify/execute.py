@@ -157,7 +157,7 @@ def run_target(spec: KernelSpec, case: Case, *, twice: bool = False) -> Result |
     result.kernels, result.tiles = tuple(seen.kernels), seen.tiles()
     _blame_writes(spec, case, inputs, upstream, result)
     if twice and any("was written to" in text for text in result.faults.values()):
-        # A kept graph makes autograd copy what it returns; one plain run shows which result sits in the victim.
+        # A kept graph makes autograd copy what it returns; a plain run shows which result sits in the victim.
         once = run_target(spec, case)
         if isinstance(once, Result):
             result.faults = once.faults
