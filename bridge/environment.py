@@ -24,7 +24,7 @@ def package_versions() -> dict[str, str]:
 
 
 def device_name() -> str:
-    """"NVIDIA H200" or the processor's architecture; imports torch."""
+    """ "NVIDIA H200" or the processor's architecture; imports torch."""
     import torch
 
     if torch.cuda.is_available():

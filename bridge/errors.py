@@ -87,3 +87,11 @@ def near_misses(word: str, choices: Iterable[str], *, limit: int = 5) -> str:
         return "there are none"
     shown = ", ".join(names[: 2 * limit])
     return f"there are: {shown}" + (", ..." if len(names) > 2 * limit else "")
+
+
+def brief(error: object, *, limit: int = 240) -> str:
+    """The text of a foreign error on one line; a long one quotes the file, so its middle is left out."""
+    text = " ".join(str(error).split())
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]} ... {text[-limit // 2 :]}"

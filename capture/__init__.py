@@ -1,4 +1,7 @@
-"""Inside the training process: see a step's calls, digest and store their tensors. Importing loads no torch."""
+"""Inside the training process: see a step's calls, digest and store their tensors.
+
+Importing loads no torch.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from bridge.capture.record import Manifest
-from bridge.errors import CaptureError, CorruptCaptureError, NotACaptureError
+from bridge.errors import CaptureError, CorruptCaptureError, NotACaptureError, brief
 
 MANIFEST = "manifest.json"
 RANK_FOLDER = re.compile(r"rank_(\d{5})")
@@ -53,7 +53,9 @@ def read_manifest(root: Path) -> Manifest:
     try:
         version = msgspec.json.decode(data, type=_Version).schema_version
     except (msgspec.DecodeError, RecursionError) as error:
-        raise CorruptCaptureError(f"{path} is not a capture's manifest: {error}; capture again") from None
+        raise CorruptCaptureError(
+            f"{path} is not a capture's manifest: {brief(error)}; capture again"
+        ) from None
     if version != 1:
         raise CorruptCaptureError(
             f"{path} has schema version {version}, this tool reads 1; use the tool that wrote it"
@@ -61,7 +63,7 @@ def read_manifest(root: Path) -> Manifest:
     try:
         return msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise CorruptCaptureError(f"{path} is not a valid manifest: {error}; capture again") from None
+        raise CorruptCaptureError(f"{path} is not a valid manifest: {brief(error)}; capture again") from None
 
 
 class _Version(msgspec.Struct):

@@ -21,7 +21,7 @@ from bridge.capture.folder import RANK_FILE
 from bridge.capture.layout import layout_of
 from bridge.capture.record import Call, Digest, RankFiles, TensorRecord
 from bridge.capture.writer import ContentLine
-from bridge.errors import CorruptCaptureError
+from bridge.errors import CorruptCaptureError, brief
 
 T = TypeVar("T")
 _PARTS = ("inputs", "outputs", "params", "grad_outputs", "grad_inputs")
@@ -106,7 +106,7 @@ def _bad_line(data: bytes, decoder: msgspec.json.Decoder[Any], path: Path) -> Co
             decoder.decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             return CorruptCaptureError(
-                f"{path} line {number} is not a record of this format: {error}; capture again"
+                f"{path} line {number} is not a record of this format: {brief(error)}; capture again"
             )
     return CorruptCaptureError(f"{path} is not JSON lines; capture again")
 

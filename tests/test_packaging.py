@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HOMES = {"bridge": "bridge", "capture": "bridge/capture", "verify": "bridge/verify", "kernels": "bridge/kernels"}
+HOMES = {"bridge": "bridge"} | {name: f"bridge/{name}" for name in ("capture", "verify", "kernels")}
 
 
 @pytest.fixture(scope="module")
 def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Names of all files in a wheel built from the tracked tree."""
     out = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(out), "."]
+    options = ["--no-deps", "--no-build-isolation", "-q", "-w", str(out)]
+    build = [sys.executable, "-m", "pip", "wheel", *options, "."]
     copy = tmp_path_factory.mktemp("tree")
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     for name in tracked.decode().split("\0"):
@@ -40,7 +41,9 @@ def test_wheel_has_every_module_of_the_tree(wheel_names: list[str]) -> None:
         ["git", "ls-files", *HOMES], cwd=ROOT, capture_output=True, check=True, text=True
     ).stdout.split()
     expected = {
-        "/".join([HOMES[name.split("/")[0]], *name.split("/")[1:]]) for name in tracked if (ROOT / name).is_file()
+        "/".join([HOMES[name.split("/")[0]], *name.split("/")[1:]])
+        for name in tracked
+        if (ROOT / name).is_file()
     }
     packed = {name for name in wheel_names if name.startswith("bridge/")}
     assert packed == expected

@@ -19,7 +19,7 @@ _SMALL = 1 << 16
 
 
 def beside(result: Result, case: Case) -> bool:
-    """Whether every tensor is on the case's device; one that is elsewhere is a fault to be shown, not hidden."""
+    """Whether every tensor is on the case's device; one elsewhere is a fault to show, not to hide."""
     device = case.inputs[0].device if case.inputs else torch.device("cpu")
     tensors = [*result.outputs.values(), *(t for others in result.differing.values() for t in others)]
     tensors += [t for t in result.grads.values() if t is not None]

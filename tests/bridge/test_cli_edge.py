@@ -125,3 +125,11 @@ def test_the_module_runs_as_a_program() -> None:
         [sys.executable, "-m", "bridge", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("numerics-bridge ")
+
+
+def test_brief_keeps_one_line_and_both_ends() -> None:
+    text = errors.brief("first\n" + "x" * 10_000 + " last")
+    assert text.startswith("first x")
+    assert text.endswith("x last")
+    assert len(text) < 260
+    assert errors.brief("short\n text") == "short text"

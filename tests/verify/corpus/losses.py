@@ -251,7 +251,7 @@ def matmul(name: str, **wrong: Any) -> Any:
             grads=("a", "b"),
             outputs=("y",),
             kind="matmul",
-            shapes=((24, 16, 96), (9, 17, 65)),
+            shapes=((24, 80, 96), (97, 97, 65)),
             dtypes=dtypes,
         )
 
