@@ -16,7 +16,7 @@ from bridge.capture.sites import expand, known_sites, looks_unknown
 from bridge.capture.steps import RunFacts, StepRecorder
 from bridge.capture.store import Capture, load_capture
 from bridge.config import BridgeConfig
-from bridge.errors import ConfigError, RunError, UsageError, near_misses
+from bridge.errors import CaptureError, ConfigError, RunError, UsageError, near_misses
 from bridge.verify.registry import known_names
 
 
@@ -61,6 +61,8 @@ class Job:
         finally:
             self._keeper.finish()
             self._claim.release()
+        if self._keeper.lost is not None:
+            raise CaptureError(f"{self._keeper.lost}; free some space, or write elsewhere with --out")
         self._check_outcome()
 
     def _train(self, *, verbose: bool) -> None:

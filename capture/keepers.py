@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from bridge.capture.folder import MANIFEST, FolderClaim
+from bridge.capture.folder import MANIFEST, FolderClaim, read_manifest
 from bridge.capture.request import Request
 from bridge.capture.select import Selection
 from bridge.capture.series import SeriesTracer
@@ -33,6 +35,7 @@ class OneStepKeeper:
         self.patterns: tuple[str, ...] = ()
         self.recorder: StepRecorder | None = None
         self.reason: str | None = None  #: why a triggered capture was kept
+        self.lost: str | None = None  #: why the new capture was given up for the older one
         self._replaces = (request.out / MANIFEST).exists()
         self._scratch: Path | None = None  #: holds a capture that is not where it was asked for yet
 
@@ -51,7 +54,20 @@ class OneStepKeeper:
             return
         with self._record_beside(parts, facts, step):
             yield
-        self._keep()
+        if not self._failed_to_write():
+            self._keep()
+
+    def _failed_to_write(self) -> bool:
+        """The new capture lacks something that the disk refused: the older one is worth more."""
+        if self._scratch is None or _rank() != 0:
+            return False
+        problems = read_manifest(self._scratch).problems
+        full = next((text for text in problems if os.strerror(errno.ENOSPC) in text), None)
+        if full is None:
+            return False
+        self._forget()
+        self.lost = f"the disk is full ({full}); the capture at {self.request.out} is kept as it was"
+        return True
 
     @contextmanager
     def _record(self, parts: Sequence[Any], facts: RunFacts, step: int, out: Path) -> Iterator[None]:

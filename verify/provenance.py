@@ -21,7 +21,9 @@ from bridge.verify.verdict import Provenance
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     """Hash of dtype, shape, strides and bits: "bfloat16[8, 5120]:4f3c..." (xxh3, 128 bits)."""
-    plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    # A size-1 axis may keep any stride through contiguous(); a clone does not.
+    flat = tensor.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)
+    plain = flat.view(torch.uint8)
     digest = xxhash.xxh3_128(repr((tuple(tensor.shape), tensor.stride())).encode())
     digest.update(plain.numpy().tobytes())
     name = str(tensor.dtype).removeprefix("torch.")

@@ -6,6 +6,7 @@ library function and prints. Nothing here imports torch.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -31,6 +32,9 @@ VERBS = {
     "recheck": "Judge a stored verdict again, under other constants or anew.",
     "env": "Print versions and devices, for a bug report.",
 }
+
+#: The disk, or its quota: not an error of ours.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 EPILOG = """\b
 Exit codes
@@ -107,6 +111,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.EXIT_OK
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            what = f"{error.filename or 'the output'} cannot be written: {error.strerror}"
+            return _say(error, errors.EXIT_USAGE, text=f"{what}; free some space, or write elsewhere")
         text = f"internal error: {type(error).__name__}: {error}. Please report it with BRIDGE_DEBUG=1."
         return _say(error, errors.EXIT_INTERNAL, text=text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -261,4 +262,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if os.environ.get("RANK", "0") != "0":
         return errors.EXIT_OK
     click.echo(json.dumps(result.as_dict(), indent=2) if options["as_json"] else result.describe())
+    full = next((text for text in result.problems if os.strerror(errno.ENOSPC) in text), None)
+    if full is not None:
+        text = f"{result.path} is incomplete, the disk is full ({full})"
+        raise errors.CaptureError(f"{text}; free some space, or write elsewhere with --out")
     return errors.EXIT_OK

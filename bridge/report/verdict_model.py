@@ -82,6 +82,12 @@ class Row:
         return self.entry.verdict
 
     @property
+    def told(self) -> str:
+        """The reason where a reader needs one: no PASS, or one that the stated gate did not give."""
+        over = (self.entry.target_error or 0.0) > (self.entry.threshold or 0.0)
+        return self.entry.reason if over or self.outcome != "PASS" else ""
+
+    @property
     def rank(self) -> tuple[int, float, float]:
         """Sort key, the larger the worse: the outcome, then what failed, then the gate."""
         failed = [point.rank for _, point in self.checks if point.binding and not point.passed]

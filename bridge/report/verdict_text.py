@@ -59,8 +59,8 @@ class _VerdictPainter(Painter):
 
     def case_lines(self, row: Row, tally: str) -> list[str]:
         parts = [row.case]
-        if row.entry.reason and row.outcome != "PASS":
-            parts.append(row.entry.reason)
+        if row.told:
+            parts.append(row.told)
         return self.indent(": ".join(parts) + (f"  [{tally}]" if tally else ""))
 
     def checks(self, view: View) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import subprocess
@@ -125,6 +126,19 @@ def test_the_module_runs_as_a_program() -> None:
         [sys.executable, "-m", "bridge", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("numerics-bridge ")
+
+
+def test_a_full_disk_is_no_internal_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "report.html")
+
+    monkeypatch.setattr(cli.cli, "main", full)
+    assert cli.run(["env"]) == errors.EXIT_USAGE
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "report.html cannot be written" in said
 
 
 def test_brief_keeps_one_line_and_both_ends() -> None:

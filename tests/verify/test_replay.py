@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bridge.verify import fallback, replay
+from bridge.verify import fallback, provenance, replay
 from bridge.verify.case import Case, Recorded
 from bridge.verify.recorded import only_recorded
 from bridge.verify.spec import KernelSpec
@@ -149,3 +149,27 @@ def test_recorded_targets_keep_what_every_call_has() -> None:
     assert "1 call without recorded outputs" in left.left_out
     with pytest.raises(UsageError, match="recorded no outputs of double"):
         only_recorded(make_spec(double), Bindings(bound=(bound("grad_x"),)))
+
+
+def test_a_target_that_returns_no_tensor_is_not_replayed() -> None:
+    """The judge has told what it returned; replay has nothing to compare."""
+    x = torch.ones(2)
+    spec = KernelSpec(
+        name="none",
+        reference=lambda x: x * 2,
+        target=lambda x: None,
+        sample=lambda shape, dtype, generator, device: (torch.ones(shape, dtype=dtype),),
+        inputs=("x",),
+        outputs=("y",),
+        kind="elementwise",
+        shapes=((2,),),
+        dtypes=("float32",),
+    )
+    recorded = Recorded(outputs={"y": x * 2}, grads={})
+    case = Case(name="c", family="captured", dtype="float32", inputs=(x,), attrs={}, recorded=recorded)
+    assert replay.replay(spec, case) is None
+
+
+def test_a_stride_that_no_element_uses_can_be_digested() -> None:
+    odd = torch.ones(4)[::2][:1].as_strided((1, 1), (2, 2))
+    assert provenance.tensor_digest(odd).startswith("float32[1, 1]:")
