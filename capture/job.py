@@ -39,10 +39,22 @@ class Job:
             self._open_step,
             after_step=self._keeper.after,
             say=say,
-            progress=progress,
+            progress=self._started(progress),
             trigger=request.trigger,
         )
         self._keeper.recorder = self._recorder
+
+    def _started(self, progress: Progress | None) -> Progress:
+        """Say the note when the first step starts: a run that is refused before that has one line to say."""
+        notes = [self._request.note] if self._request.note is not None else []
+
+        def started(step: int, last: int | None) -> None:
+            while notes:
+                self._say(notes.pop())
+            if progress is not None:
+                progress(step, last)
+
+        return started
 
     def run(self, *, verbose: bool) -> None:
         """Train until the request is served.
@@ -52,8 +64,6 @@ class Job:
         """
         request = self._request
         try:
-            if request.note is not None:
-                self._say(request.note)
             self._sites = known_sites(request.ops, self._say)
             with replaced(request.replace) as kernels:
                 self._flags = {"replaced": kernels} if kernels else {}
