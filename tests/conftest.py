@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
+
+# A shell's background job starts with Ctrl-C ignored, and every child would inherit that: tests that
+# interrupt a command would wait for ever.
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Triton reads this once, on import, so it is decided before any test module is.
 if not Path("/dev/nvidiactl").exists():
