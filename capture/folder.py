@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -22,6 +24,11 @@ _FRESH = MANIFEST + ".new"
 _TOP = frozenset((MANIFEST, _FRESH, ".gitignore", _LOCK))
 _RESERVED = 256 << 10
 _MAX_MANIFEST = 256 << 20
+
+
+def disk_full(problems: Iterable[str]) -> str | None:
+    """The first of a capture's problems that says the disk was full; None when none does."""
+    return next((text for text in problems if os.strerror(errno.ENOSPC) in text), None)
 
 
 def rank_folder(root: Path, rank: int) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,7 +12,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from bridge.capture.folder import MANIFEST, FolderClaim, read_manifest
+from bridge.capture.folder import MANIFEST, FolderClaim, disk_full, read_manifest
 from bridge.capture.request import Request
 from bridge.capture.select import Selection
 from bridge.capture.series import SeriesTracer
@@ -61,8 +59,7 @@ class OneStepKeeper:
         """The new capture lacks something that the disk refused: the older one is worth more."""
         if self._scratch is None or _rank() != 0:
             return False
-        problems = read_manifest(self._scratch).problems
-        full = next((text for text in problems if os.strerror(errno.ENOSPC) in text), None)
+        full = disk_full(read_manifest(self._scratch).problems)
         if full is None:
             return False
         self._forget()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -223,6 +222,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     edited; loss and gradients are those of a run without capture.
     """
     from bridge.capture import capture_run
+    from bridge.capture.folder import disk_full
     from bridge.config import BridgeConfig, TrainConfig, parse_size
 
     script = ctx.meta["script"]
@@ -262,7 +262,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if os.environ.get("RANK", "0") != "0":
         return errors.EXIT_OK
     click.echo(json.dumps(result.as_dict(), indent=2) if options["as_json"] else result.describe())
-    full = next((text for text in result.problems if os.strerror(errno.ENOSPC) in text), None)
+    full = disk_full(result.problems)
     if full is not None:
         text = f"{result.path} is incomplete, the disk is full ({full})"
         raise errors.CaptureError(f"{text}; free some space, or write elsewhere with --out")

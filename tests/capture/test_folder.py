@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bridge.capture.folder import FolderClaim
+from bridge.capture.folder import FolderClaim, disk_full
 from bridge.capture.store import load_capture
 from bridge.capture.tracer import Tracer
 from bridge.errors import CaptureError, NotACaptureError
@@ -106,3 +106,9 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises((CaptureError, NotACaptureError), match="another --out"):
         Tracer(None, out=tmp_path / "file" / "c", step=1)
+
+
+def test_a_full_disk_is_found_among_problems() -> None:
+    full = "rank.json could not be written: [Errno 28] No space left on device"
+    assert disk_full(["a hook failed", full]) == full
+    assert disk_full(["a hook failed"]) is None
