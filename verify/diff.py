@@ -32,6 +32,7 @@ from bridge.verify.diff_document import (
 from bridge.verify.diff_table import Rows, call_table, rows_of
 from bridge.verify.divergence import STANDARD_ERRORS, Divergence, diverge
 from bridge.verify.nonfinite import first_nonfinite
+from bridge.verify.ranks import PRECISION, joined
 from bridge.verify.runs import Run, load_run, mismatches, refuse, side_of
 from bridge.verify.titanlog import as_log
 
@@ -74,11 +75,15 @@ def diff_captures(
     logs = run_a.is_log or run_b.is_log
     if run_a.is_log != run_b.is_log:
         calls_a, calls_b = as_log(calls_a), as_log(calls_b)
+    ranks = len(side_a.ranks) != len(side_b.ranks) and not logs
+    if ranks:
+        calls_a, calls_b = joined(calls_a), joined(calls_b)
     pool = Pool()
     left, right = columns(calls_a, pool), columns(calls_b, pool)
     pairs = read_overrides(overrides) if isinstance(overrides, Path) else overrides
     alignment = align(left, right, pairs)
-    divergence = diverge(left, right, alignment, precision=floors.LOG_DIGITS if logs else 0.0)
+    precision = floors.LOG_DIGITS if logs else PRECISION if ranks else 0.0
+    divergence = diverge(left, right, alignment, precision=precision, hashes=not ranks)
     attributions = attribute(left, right, divergence)
     replays = _replayed(run_a, run_b, left, right, divergence, attributions) if replay and not logs else None
     if replays is not None:

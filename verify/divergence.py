@@ -68,6 +68,7 @@ class Divergence:
     noise: Floats
     backward: Floats  #: module calls: difference of the gradients made; NaN elsewhere
     backward_in: Floats  #: module calls: difference of the upstream gradients; NaN elsewhere
+    precision: float = 0.0  #: of the digests; smaller differences say nothing
 
     def born(self) -> Bools:
         """Pairs that make more difference than rounding explains out of bit-equal inputs."""
@@ -77,8 +78,15 @@ class Divergence:
         return np.asarray(forward | backward)
 
 
-def diverge(a: Columns, b: Columns, alignment: Alignment, *, precision: float = 0.0) -> Divergence:
-    """Compare every pair. `precision` is the relative precision of the digests (logs print 7 digits)."""
+def diverge(
+    a: Columns, b: Columns, alignment: Alignment, *, precision: float = 0.0, hashes: bool = True
+) -> Divergence:
+    """Compare every pair.
+
+    Args:
+        precision: Relative precision of the digests (logs print 7 digits).
+        hashes: False: floating tensors without a hash are never equal, since the other side's differ.
+    """
     fused = np.array(
         [
             len(alignment.runs[pair][0]) + len(alignment.runs[pair][1]) > 2
@@ -91,10 +99,10 @@ def diverge(a: Columns, b: Columns, alignment: Alignment, *, precision: float = 
     floor, bias = noise_floors(a, alignment.a, b, alignment.b, fused)
     floor, bias = floor + precision, bias + precision
     reads = _compare(
-        a, b, a.reads, b.reads, *_read_pairs(a, b, alignment), np.zeros(len(alignment)), precision
+        a, b, a.reads, b.reads, *_read_pairs(a, b, alignment), np.zeros(len(alignment)), precision, hashes
     )
     writes = _compare(
-        a, b, a.writes, b.writes, *_matched_rows(a.writes, b.writes, alignment, a), bias, precision
+        a, b, a.writes, b.writes, *_matched_rows(a.writes, b.writes, alignment, a), bias, precision, hashes
     )
     size = len(alignment)
     forward_reads = np.isin(reads.role, (INPUT, PARAM))
@@ -115,6 +123,7 @@ def diverge(a: Columns, b: Columns, alignment: Alignment, *, precision: float = 
         noise=floor,
         backward=np.where(module, backward, np.nan),
         backward_in=np.where(module, backward_in, np.nan),
+        precision=precision,
     )
 
 
@@ -231,6 +240,7 @@ def _compare(
     rows_b: Ints,
     bias: Floats,
     precision: float,
+    hashes: bool = True,
 ) -> TensorPairs:
     """Differences of paired tensors from their digests; see the module's docstring for the bounds."""
     pool = a.pool.items()
@@ -275,7 +285,8 @@ def _compare(
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         norm = np.abs(left.abs_sum[rows_a] - right.abs_sum[rows_b]) / np.fmax(left.abs_sum[rows_a], 1e-300)
     bound = np.where(norms_only, norm, bound)
-    equal |= comparable & ((hash_a == 0) | (hash_b == 0)) & (bound <= precision) & (precision > 0)
+    unhashed = ((hash_a == 0) | (hash_b == 0)) & (hashes | (eps == 0))
+    equal |= comparable & unhashed & (bound <= precision) & (precision > 0)
     broken = (left.nonfinite[rows_a] > 0) != (right.nonfinite[rows_b] > 0)
     bound = np.where(broken & comparable, np.inf, bound)
     # What a call overwrites, and memory that nothing has written yet, is no content.

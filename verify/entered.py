@@ -41,7 +41,7 @@ def entered_findings(
             batch |= not bool(reads.equal[row]) and float(b.reads.numel[reads.b[row]]) > 1
             continue
         total.add(content)
-        if not reads.equal[row]:
+        if not reads.equal[row] and not reads.difference[row] <= divergence.precision:
             size = float(reads.difference[row]) if np.isfinite(reads.difference[row]) else float("inf")
             known = seen.get(content)
             module = b.kind[alignment.b[reads.pair[row]]] == _MODULE

@@ -124,7 +124,10 @@ def mismatches(run_a: Run, run_b: Run, a: Side, b: Side) -> list[Mismatch]:
             refused=True,
         )
     if a.ranks != b.ranks:
-        add("ranks", len(a.ranks), len(b.ranks), "only ranks that both runs have are compared")
+        meaning = "each run's ranks are put together: shards joined, parts of the batch end to end"
+        if run_a.is_log or run_b.is_log:
+            meaning = "only ranks that both runs have are compared"
+        add("ranks", len(a.ranks), len(b.ranks), meaning)
     for package in ("torch", "triton", "torchtitan"):
         left, right = a.versions.get(package), b.versions.get(package)
         if left and right and left != right:
