@@ -24,6 +24,7 @@ from bridge.verify.power import measure_power
 from bridge.verify.spec import KernelSpec
 from bridge.verify.stability import unstable_elements
 from bridge.verify.structure import name_of
+from bridge.verify.tasks import Kept
 from bridge.verify.verdict import (
     CaseRecord,
     Constants,
@@ -54,7 +55,7 @@ class Judgement:
 
 
 @dataclass(slots=True)
-class _Judged:
+class JudgedCase:
     """One case after judging."""
 
     record: CaseRecord
@@ -87,12 +88,17 @@ def judge(
         raise NothingJudgedError(
             f"{spec.name} has no cases to judge; capture a step that runs it or widen --dtype"
         )
-    judged: list[_Judged] = []
+    judged: list[JudgedCase] = []
     for case in cases:
         one = judge_case(spec, case, constants=constants, options=options)
         if one is not None:
-            _keep_little(one, judged)
+            keep_little(one, judged)
             judged.append(one)
+    return weigh(spec, judged, constants=constants, options=options)
+
+
+def weigh(spec: KernelSpec, judged: list[JudgedCase], *, constants: Constants, options: Options) -> Judgement:
+    """What the judged cases come to together: outcome, power, diagnosis, coverage."""
     tensors = tuple(t for j in judged for t in j.tensors)
     outcome = _overall(judged)
     power = _power(spec, judged, constants) if options.power and outcome != "FAIL" else Power()
@@ -110,29 +116,36 @@ def judge(
     )
 
 
-def _keep_little(one: _Judged, before: list[_Judged]) -> None:
+def keep_little(one: JudgedCase, before: list[JudgedCase]) -> None:
     """Drop the tensors of a case unless diagnosis may need them: peak memory is one case's."""
-    e = one.evidence
-    if e is None:
-        return
-    kept = [
-        j.evidence for j in before if j.evidence is not None and bool(j.evidence.failed) == bool(e.failed)
-    ]
-    size = sum(t.numel() for t in e.case.inputs)
-    alike = sum(
-        1 for k in kept if k.case.dtype == e.case.dtype and (k.case.family == e.case.family or not e.failed)
-    )
-    if size > _KEPT_ELEMENTS or alike >= (4 if e.failed else 2):
+    if one.evidence is not None and not worth_keeping(
+        one.evidence, [kept_of(j.evidence) for j in before if j.evidence is not None]
+    ):
         one.evidence = None
 
 
-def _power(spec: KernelSpec, judged: list[_Judged], constants: Constants) -> Power:
+def worth_keeping(e: Evidence, before: Sequence[Kept]) -> bool:
+    """Whether evidence is small, and among the first of its kind after what was kept `before`."""
+    own = kept_of(e)
+    alike = sum(
+        k.failed == own.failed and k.dtype == own.dtype and (k.family == own.family or not own.failed)
+        for k in before
+    )
+    return sum(t.numel() for t in e.case.inputs) <= _KEPT_ELEMENTS and alike < (4 if own.failed else 2)
+
+
+def kept_of(e: Evidence, number: int = 0) -> Kept:
+    """The facts about evidence that decide what else is kept."""
+    return Kept(number=number, dtype=e.case.dtype, family=e.case.family, failed=bool(e.failed))
+
+
+def _power(spec: KernelSpec, judged: list[JudgedCase], constants: Constants) -> Power:
     evidence = [j.evidence for j in judged if j.evidence is not None and not j.evidence.failed]
     tiles = tuple(sorted({t for j in judged for t in j.tiles}))
     return measure_power(spec, evidence, constants, tiles)
 
 
-def _diagnosis(spec: KernelSpec, judged: list[_Judged]) -> Diagnosis:
+def _diagnosis(spec: KernelSpec, judged: list[JudgedCase]) -> Diagnosis:
     evidence = [j.evidence for j in judged if j.evidence is not None]
     tiles = tuple(sorted({t for j in judged for t in j.tiles}))
     failing, passing = [e for e in evidence if e.failed], [e for e in evidence if not e.failed]
@@ -148,7 +161,7 @@ def constants_of(spec: KernelSpec) -> Constants:
     )
 
 
-def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: Options) -> _Judged | None:
+def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: Options) -> JudgedCase | None:
     """Reference, target, golden and noise, then every tensor; None when the case is dropped."""
     start = time.perf_counter()
     own = case.family in OWN_FAMILIES
@@ -173,7 +186,7 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
         reference, target = near_result(reference, case), near_result(target, case)
     golden = run_golden(spec, case)
     noise = measure_noise(spec, case, seed=options.seed)
-    judged = _Judged(
+    judged = JudgedCase(
         record=CaseRecord(
             name=case.name,
             family=case.family,
@@ -317,7 +330,7 @@ def _with(record: CaseRecord, verdict: Outcome, seconds: float) -> CaseRecord:
     return msgspec.structs.replace(record, verdict=verdict, seconds=seconds)
 
 
-def _overall(judged: list[_Judged]) -> Outcome:
+def _overall(judged: list[JudgedCase]) -> Outcome:
     """FAIL from anywhere; a limitation only where no declared or captured case judged the tensor properly."""
     if any(t.verdict == "FAIL" for j in judged for t in j.tensors):
         return "FAIL"
@@ -336,7 +349,7 @@ def _overall(judged: list[_Judged]) -> Outcome:
     return worst_outcome(outcomes)
 
 
-def _summary(spec: KernelSpec, outcome: Outcome, judged: list[_Judged]) -> str:
+def _summary(spec: KernelSpec, outcome: Outcome, judged: list[JudgedCase]) -> str:
     failed = [t for j in judged for t in j.tensors if t.verdict == "FAIL"]
     count = len(judged)
     if outcome == "FAIL":
@@ -353,7 +366,7 @@ def _summary(spec: KernelSpec, outcome: Outcome, judged: list[_Judged]) -> str:
     return f"{spec.name}: {outcome}: {(reasons or refused or ['see coverage'])[0]}"
 
 
-def _coverage(judged: list[_Judged], options: Options) -> Coverage:
+def _coverage(judged: list[JudgedCase], options: Options) -> Coverage:
     shapes = dict.fromkeys(str(j.record.shapes[0]) for j in judged if j.record.shapes)
     limited = [
         f"{j.record.name}: {t.tensor}: {t.reason}"
