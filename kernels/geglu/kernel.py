@@ -18,9 +18,33 @@ __all__ = ["INTERPRETED", "geglu", "geglu_backward"]
 
 @triton.jit
 def normal_cdf(x, PRECISE: tl.constexpr):
-    """Share of the standard normal below x, with full relative accuracy in the left tail.
+    """Share of the standard normal below x, with full relative accuracy in the left tail, and its density.
 
-    The tail is a rational-exponential fit of erfc (relative error 1.2e-7, Numerical Recipes 6.2.2).
+    The share below -a is exp(-a^2 / 2) times a function that falls slowly from 1/2, and a polynomial in
+    1 / (1 + 0.275 a) fits that to 2.3e-6: enough for 16 bits, and the exponential is the density's as well.
+    """
+    bell = exp(-0.5 * x * x, PRECISE)
+    if PRECISE:
+        below = double_cdf(x)
+    else:
+        t = 1.0 / (1.0 + 0.275 * tl.abs(x))
+        p = -0.055256803
+        p = p * t + 0.12984463
+        p = p * t + 0.0039086254
+        p = p * t + 0.10363264
+        p = p * t + 0.098196546
+        p = p * t + 0.1099719
+        p = p * t + 0.10970137
+        tail = bell * (p * t)
+        below = tl.where(x < 0.0, tail, 1.0 - tail)
+    return below, 0.3989422804014327 * bell
+
+
+@triton.jit
+def double_cdf(x):
+    """The same in fp64, right to fp32.
+
+    The far tail is a rational-exponential fit of erfc (relative error 1.2e-7, Numerical Recipes 6.2.2).
     """
     z = tl.abs(x) * 0.7071067811865476
     t = 1.0 / (1.0 + 0.5 * z)
@@ -34,10 +58,9 @@ def normal_cdf(x, PRECISE: tl.constexpr):
     p = p * t + 0.37409196
     p = p * t + 1.00002368
     p = p * t - 1.26551223
-    tail = 0.5 * t * exp(p - z * z, PRECISE)
-    # In fp64 the plain form has digits enough down to here.
-    edge: tl.constexpr = -5.5 if PRECISE else -1.0
-    return tl.where(x < edge, tail, 0.5 + 0.5 * tl.erf(x * 0.7071067811865476))
+    tail = 0.5 * t * tl.exp(p - z * z)
+    # The plain form has digits enough down to here.
+    return tl.where(x < -5.5, tail, 0.5 + 0.5 * tl.erf(x * 0.7071067811865476))
 
 
 @triton.jit
@@ -50,8 +73,8 @@ def gelu_and_slope(x, TANH: tl.constexpr, PRECISE: tl.constexpr):
         slope = s + x * s * (1.0 - s) * (1.5957691216057308 * (1.0 + 0.134145 * square))
         return x * s, slope
     else:  # noqa: RET505  (Triton compiles what follows a return as well)
-        phi = normal_cdf(x, PRECISE)
-        return x * phi, phi + x * (0.3989422804014327 * exp(-0.5 * x * x, PRECISE))
+        phi, density = normal_cdf(x, PRECISE)
+        return x * phi, phi + x * density
 
 
 @triton.jit

@@ -46,19 +46,24 @@ def rope_kernel(
     s = deepen(widen(tl.load(sin_ptr + at, mask=known, other=float("nan"))), PRECISE)
     if INVERSE:
         s = -s
+    x_row = x_ptr + (token * x_token + (row % heads) * x_head)[:, None]
+    y_row = y_ptr + (row * columns)[:, None]
+    dtype: tl.constexpr = y_ptr.dtype.element_ty
     if INTERLEAVED:
-        first_at = (2 * pair)[None, :]
-        second_at = first_at + 1
+        # Both of a pair come in one wide load: every other column would waste half of what memory delivers.
+        column = tl.arange(0, 2 * BLOCK)
+        rotated = (row < rows)[:, None] & (column < 2 * pairs)[None, :]
+        both = tl.load(x_row + column[None, :] * x_column, mask=rotated, other=0.0)
+        first, second = tl.split(tl.reshape(deepen(widen(both), PRECISE), (TILE, BLOCK, 2)))
+        turned = tl.join(first * c - second * s, second * c + first * s)
+        tl.store(y_row + column[None, :], narrow(tl.reshape(turned, (TILE, 2 * BLOCK)), dtype), mask=rotated)
     else:
         first_at = pair[None, :]
         second_at = first_at + pairs
-    x_row = x_ptr + (token * x_token + (row % heads) * x_head)[:, None]
-    y_row = y_ptr + (row * columns)[:, None]
-    first = deepen(widen(tl.load(x_row + first_at * x_column, mask=inside, other=0.0)), PRECISE)
-    second = deepen(widen(tl.load(x_row + second_at * x_column, mask=inside, other=0.0)), PRECISE)
-    dtype: tl.constexpr = y_ptr.dtype.element_ty
-    tl.store(y_row + first_at, narrow(first * c - second * s, dtype), mask=inside)
-    tl.store(y_row + second_at, narrow(second * c + first * s, dtype), mask=inside)
+        first = deepen(widen(tl.load(x_row + first_at * x_column, mask=inside, other=0.0)), PRECISE)
+        second = deepen(widen(tl.load(x_row + second_at * x_column, mask=inside, other=0.0)), PRECISE)
+        tl.store(y_row + first_at, narrow(first * c - second * s, dtype), mask=inside)
+        tl.store(y_row + second_at, narrow(second * c + first * s, dtype), mask=inside)
     if REST > 0:
         column = 2 * pairs + tl.arange(0, REST)
         beyond = (row < rows)[:, None] & (column < columns)[None, :]
