@@ -38,11 +38,11 @@ class StorageEntry:
     __slots__ = (
         "address",
         "contents",
+        "due",
         "epoch",
         "garbage",
         "nbytes",
         "number",
-        "pending",
         "ref",
         "unseen",
         "writer",
@@ -56,9 +56,9 @@ class StorageEntry:
         self.epoch = 0
         self.writer: int | None = None  #: index of the call that made this epoch's contents
         self.contents: dict[Place, Content] = {}
+        self.due = False  #: a collective has not delivered these contents yet
         self.garbage = False  #: allocated in this step and not written yet: the bytes mean nothing
         self.unseen = False  #: compiled code had it, and may have written it without our notice
-        self.pending = False  #: a digest or copy of it is still to be launched (CUDA)
 
 
 class Storages:
@@ -98,7 +98,7 @@ class Storages:
     def written(self, entry: StorageEntry, writer: int | None) -> None:
         """Begin a new epoch of a storage that call number `writer` has written."""
         entry.epoch += 1
-        entry.garbage = False
+        entry.garbage = entry.due = False
         entry.writer = writer
         if entry.contents:
             entry.contents = {}

@@ -67,12 +67,26 @@ class Observer:
                 self.storages.written(entry, writer)
                 entry.garbage = garbage
 
-    def about_to_write(self, tensor: torch.Tensor) -> None:
-        """A call will write the memory that a tensor shows: what is still to be read of it is read first."""
-        if self.contents.waiting:
-            for local in local_tensors(tensor):
-                if _has_bytes(local) and self.storages.entry(local).pending:
-                    self.contents.flush()
+    def due(self, tensor: torch.Tensor) -> None:
+        """A collective has returned and not delivered yet what this tensor is to hold."""
+        for local in local_tensors(tensor):
+            if _has_bytes(local):
+                self.storages.entry(local).due = True
+
+    def delivers(self, target: Any, source: Any) -> bool:
+        """Whether copying source to target is how a collective hands over its result (gloo's `wait` does so).
+
+        The source is memory that the collective filled and nobody has seen; from here on it is its result.
+        """
+        if type(target) not in _PLAIN or type(source) not in _PLAIN:
+            return False
+        if not (_has_bytes(target) and _has_bytes(source)) or not self.storages.knows(target):
+            return False
+        entry = self.storages.entry(target)
+        if not entry.due or self.storages.knows(source):
+            return False
+        self.storages.entry(source, entry.writer)
+        return True
 
     def distrust(self, tensor: torch.Tensor) -> None:
         """Something that is not seen into was given a tensor and may have written it."""
@@ -127,9 +141,9 @@ class Observer:
             number = content.number
             if state != LATER:
                 if not content.digested:
-                    self.contents.digest(tensor, entry, place, content)
+                    self.contents.digest(tensor, place, content)
                 if store and not content.stored:
-                    self.contents.store(tensor, entry, place, content, key=key, name=name)
+                    self.contents.store(tensor, place, content, key=key, name=name)
         return TensorRecord(
             name=name,
             dtype=dtype,

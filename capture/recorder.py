@@ -98,6 +98,7 @@ class Recorder:
         given: list[torch.Tensor] = []
         observer = self.observer
         state: State = LATER if info.waits else VALUES
+        delivery = info.base == "aten::copy_" and len(args) > 1 and observer.delivers(args[0], args[1])
 
         def visit(path: str, tensor: torch.Tensor) -> None:
             if info.opaque:
@@ -106,19 +107,15 @@ class Recorder:
                 inputs.append(observer.record(tensor, path, key, store, state))
                 return
             argument = _argument(info, path)
-            inputs.append(
-                observer.record(tensor, path, key, store, IGNORED if argument in info.fills else state)
-            )
+            filled = argument in info.fills or (delivery and path == "0")
+            inputs.append(observer.record(tensor, path, key, store, IGNORED if filled else state))
             if argument in info.writes:
                 written.append((path, tensor))
-                observer.about_to_write(tensor)
 
         attrs = split_arguments(info.arguments, args, kwargs, visit)
-        if info.opaque or compiled:
-            # Unseen kernels may write next: what waits to be read is read now, and looked at again later.
-            self._contents.flush()
-            for tensor in given:
-                observer.distrust(tensor)
+        for tensor in given:
+            # Unseen kernels may write next: what they were given is looked at again later.
+            observer.distrust(tensor)
         return Pending(
             info=info,
             index=index,
@@ -151,6 +148,10 @@ class Recorder:
         returned: set[int] = set()
         state: State = LATER if info.deferred else VALUES
         key, store = pending.key, pending.store_outputs
+        if info.deferred:
+            visit_tensors(result, lambda _, tensor: observer.due(tensor))
+            for _, tensor in pending.written:
+                observer.due(tensor)
 
         def visit(path: str, tensor: torch.Tensor) -> None:
             returned.add(id(tensor))
@@ -164,8 +165,6 @@ class Recorder:
             # Fused optimizers return nothing, collectives a handle: what they wrote is their output.
             if id(tensor) not in returned:
                 outputs.append(observer.record(tensor, path, key, store, state))
-        if "compiled" in pending.flags:
-            self._contents.flush()
         self.emit(
             Call(
                 index=pending.index,

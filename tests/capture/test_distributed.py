@@ -151,3 +151,19 @@ def test_functional_collectives_are_read_after_their_wait(folder: Path) -> None:
     for left, right in zip(reduces[:half], reduces[half:], strict=True):
         given = [capture.tensor(call.inputs[0]) for call in (left, right)]
         assert torch.equal(capture.tensor(left.outputs[0]), given[0] + given[1])
+
+
+def test_memory_that_a_collective_has_not_filled_yet_is_no_content(folder: Path) -> None:
+    """gloo reduces into memory of its own and copies the result over in `wait`, as a call that is seen."""
+    capture = load_capture(folder / "fsdp")
+    scattered = calls_of(capture, "c10d::_reduce_scatter_base_")
+    assert scattered
+    for call in scattered:
+        assert call.outputs[0].digest is None, "nothing had arrived when the call returned"
+        (copy,) = (
+            c
+            for c in calls_of(capture, "aten::copy_")
+            if c.rank == call.rank and c.inputs[1].producer == call.index
+        )
+        assert copy.inputs[0].digest is None and copy.inputs[0].producer == call.index
+        assert copy.outputs[0].digest == copy.inputs[1].digest is not None
