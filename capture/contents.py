@@ -1,4 +1,4 @@
-"""Digest and store contents of a step: at once on the CPU, in batches on a GPU."""
+"""Digest and store contents of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridge.capture import digest as digests
 from bridge.capture import digest_host
 from bridge.capture.device import DeviceDigests, device_bytes
 from bridge.capture.dtypes import itemsize
-from bridge.capture.identity import Content, Place, StorageEntry
+from bridge.capture.identity import Content, Place
 from bridge.capture.shards import Buffer
 from bridge.capture.writer import Blob, ContentLine, RankWriter
 
@@ -26,12 +26,10 @@ class Contents:
         self._writer = writer
         self._max_tensor_bytes = max_tensor_bytes
         self._lines: list[ContentLine] = []
-        self.waiting = False  #: something on a device is still to be read
-        self._pending: list[StorageEntry] = []
         self._devices: dict[torch.device, DeviceDigests] = {}
         self.digested_bytes = 0
 
-    def digest(self, tensor: torch.Tensor, entry: StorageEntry, place: Place, content: Content) -> None:
+    def digest(self, tensor: torch.Tensor, place: Place, content: Content) -> None:
         """Digest a content that has not been digested."""
         content.digested = True
         dtype: str = place[2]
@@ -49,10 +47,7 @@ class Contents:
             content.hash = digest.hash
             self._lines.append(ContentLine(content=content.number, digest=digest))
         else:
-            entry.pending = self._device(tensor.device).add(content.number, tensor, place)
-            self.waiting = self.waiting or entry.pending
-            if entry.pending:
-                self._pending.append(entry)
+            self._device(tensor.device).add(content.number, tensor, place)
 
     def still(self, tensor: torch.Tensor, place: Place, content: Content) -> bool:
         """A host tensor's bytes are those that were digested as `content`."""
@@ -64,7 +59,6 @@ class Contents:
     def store(
         self,
         tensor: torch.Tensor,
-        entry: StorageEntry,
         place: Place,
         content: Content,
         *,
@@ -101,15 +95,6 @@ class Contents:
                 done=_nothing,
             )
         )
-
-    def flush(self) -> None:
-        """Launch what waits to be read from a device."""
-        for device in self._devices.values():
-            device.flush()
-        for entry in self._pending:
-            entry.pending = False
-        self._pending = []
-        self.waiting = False
 
     def lines(self) -> list[ContentLine]:
         """Digests known since the last time this was asked."""

@@ -1,8 +1,8 @@
-"""Digests of tensors on a GPU, in batches: nothing waits for the device until the step ends.
+"""Digests of tensors on a GPU: each content is one small launch, and nothing waits until the step ends.
 
-A launch costs tens of microseconds of Python, more than many an operator, so contents are collected and
-digested many at a time. Until then their storages are kept alive; `flush` must run before any of
-them is written, and on the stream on which they were made.
+A launch runs on the stream of the operator that was just seen, before anything that is launched later can
+write the memory or reuse it. So no content is copied or kept alive for it. What a launch leaves behind,
+numbers for each chunk, is added up by a second kernel when there are many of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -24,15 +23,11 @@ from bridge.capture.record import Digest
 
 #: Chunks of one tensor at most: enough programs to fill a GPU, few enough to add up in one tile.
 MOST_CHUNKS = 1024
-#: A batch is launched when it holds this many contents, or bytes: a fiftieth of what the run has used at
-#: its peak, since a batch keeps memory alive, within these bounds.
-BATCH_CONTENTS = 128
-BATCH_BYTES = (32 << 20, 1 << 30)
-_ROWS = 16384
+#: Chunks of one stream that are added up together; 72 bytes of device memory each.
+CHUNKS = 1 << 16
 _WORDS = 256
 _UNROLL = 4
 _COLUMNS = 8
-_FIELDS = 6
 _LARGEST = 1.7976931348623157e308
 
 
@@ -50,19 +45,11 @@ class DeviceDigests:
         self.device = device
         self._on_host = device.type == "cpu"
         self._index = device.index or 0
-        self._batch: list[tuple[int, int, str, Any]] = []  #: address, bytes, type, what keeps the memory
-        self._rows: list[
-            tuple[int, int, int]
-        ] = []  #: number of the content, elements, bytes; one per result row
-        self._stream = -1
-        self._bytes = 0
-        used = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-        self._most_bytes = min(max(used // 50, BATCH_BYTES[0]), BATCH_BYTES[1])
-        self._results: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._tables: dict[str, torch.Tensor] = {}
+        self._streams: dict[int, _Stream] = {}
+        self._walks: dict[str, _Walk] = {}
 
-    def add(self, number: int, tensor: torch.Tensor, place: tuple[Any, ...]) -> bool:
-        """Take a content into the batch; True while its memory must not be written.
+    def add(self, number: int, tensor: torch.Tensor, place: tuple[Any, ...]) -> None:
+        """Launch the digest of a content on the current stream.
 
         Args:
             number: Of the content.
@@ -70,170 +57,157 @@ class DeviceDigests:
             place: Where it lies (`identity.place_of`).
         """
         dtype: str = place[2]
-        size = itemsize(dtype) or 0
-        nbytes = place[1] * size
-        stream = self._current_stream()
-        if self._batch and stream != self._stream:
-            self.flush()
-        self._stream = stream
-        address, keeper = tensor.data_ptr(), tensor.untyped_storage()
-        if len(place) > 3 or address % 8:
+        walk = self._walks.get(dtype) or self._walk(dtype)
+        handle = 0 if self._on_host else torch._C._cuda_getCurrentRawStream(self._index)
+        stream = self._streams.get(handle) or self._stream(handle)
+        start = tensor.data_ptr()
+        if len(place) > 3 or start % 8:
+            # Freed after the launch: what gets its memory next on this stream comes after it.
             compact = compact_copy(tensor, place)
-            address, keeper = compact.data_ptr(), compact.untyped_storage()
-        real = REAL_OF.get(dtype)
-        self._rows.append((number, place[1] * (2 if real else 1), nbytes))
-        self._batch.append((address, nbytes, real or dtype, keeper))
-        self._bytes += nbytes
-        if len(self._batch) >= BATCH_CONTENTS or self._bytes >= self._most_bytes:
-            self.flush()
-            return False
-        return True
-
-    def flush(self) -> None:
-        """Launch the batch on the stream that its contents were made on."""
-        batch, self._batch, self._bytes = self._batch, [], 0
-        if not batch:
-            return
-        with aside(), self._on_stream():
-            self._launch(batch, first_row=len(self._rows) - len(batch))
+            start = compact.data_ptr()
+        nbytes = place[1] * walk.size
+        blocks = -(-nbytes // (MOST_CHUNKS * BLOCK_BYTES))
+        chunks = -(-nbytes // (blocks * BLOCK_BYTES))
+        if stream.used + chunks > CHUNKS:
+            self._add_up(stream)
+        row = stream.used
+        walk.launch(chunks, stream, start, start + nbytes, blocks, row)
+        stream.used = row + chunks
+        stream.waiting.append((number, place[1] * walk.parts, nbytes, row, chunks))
 
     def collect(self) -> list[tuple[int, Digest]]:
         """Wait for the device and hand out all digests by content number."""
-        self.flush()
-        rows, self._rows = self._rows, []
+        for stream in self._streams.values():
+            self._add_up(stream)
         if not self._on_host:
-            # The walks may have run on several streams, the copy runs on one.
+            # The walks may have run on several streams, the copies run on one.
             torch.cuda.synchronize(self.device)
-        with aside():
-            parts = [(values.cpu().numpy(), hashes.cpu().numpy()) for values, hashes in self._results]
-        self._results = []
-        if not rows:
-            return []
-        count = len(rows)
-        table = np.concatenate([values for values, _ in parts])[:count]
-        sums = np.concatenate([hashes for _, hashes in parts])[:count].view(np.uint64)
-        nbytes = np.fromiter((row[2] for row in rows), dtype=np.uint64, count=count)
-        names = mix_all(sums + mix_all(nbytes)).tolist()
-        # Sums of float64 values may overflow, and JSON has no infinity.
-        table[:, :3] = np.nan_to_num(table[:, :3], posinf=_LARGEST, neginf=-_LARGEST)
-        found = []
-        for (number, elements, _), line, name in zip(rows, table.tolist(), names, strict=True):
-            total, magnitude, square, least, most, nan, pos, neg = line
-            some = nan + pos + neg < elements
-            digest = Digest(
-                count=elements,
-                sum=total,
-                abs_sum=magnitude,
-                sq_sum=square,
-                min=least if some else None,
-                max=most if some else None,
-                nan=int(nan),
-                pos_inf=int(pos),
-                neg_inf=int(neg),
-                hash=f"{name:016x}",
-            )
-            found.append((number, digest))
+        found: list[tuple[int, Digest]] = []
+        for stream in self._streams.values():
+            for rows, values, hashes in stream.results:
+                with aside():
+                    table, sums = values.cpu().numpy(), hashes.cpu().numpy().view(np.uint64)
+                found += _digests(rows, table, sums)
+            stream.results = []
         return found
 
     def warm_up(self, dtypes: set[str]) -> None:
         """Compile for these element types now rather than within the step."""
+        with aside():
+            sample = torch.zeros(64, dtype=torch.uint8, device=self.device)
         for dtype in sorted(dtypes):
-            with aside():
-                sample = torch.zeros(64, dtype=torch.uint8, device=self.device)
-            self._rows.append((0, 64 // (itemsize(dtype) or 1), 64))
-            self._batch.append((sample.data_ptr(), 64, REAL_OF.get(dtype, dtype), sample))
-            self._stream = self._current_stream()
-            self.flush()
+            for _ in range(2):  # the first compiles, the second takes the short way
+                self.add(0, sample, (0, 64 // (itemsize(dtype) or 1), dtype))
         self.collect()
 
-    def _launch(self, batch: list[tuple[int, int, str, Any]], *, first_row: int) -> None:
-        from bridge.capture.digest_cuda import add_chunks, digest_chunks
+    def _add_up(self, stream: _Stream) -> None:
+        """Launch what makes one row of each content's chunks; the chunks' memory is free behind it."""
+        from bridge.capture.digest_cuda import add_chunks
 
-        kinds: dict[str, list[int]] = {}
-        for index, entry in enumerate(batch):
-            kinds.setdefault(entry[2], []).append(index)
-        # Chunks of one type lie together, so that one launch takes them all.
-        order = [index for members in kinds.values() for index in members]
-        tensors = len(order)
-        lengths = np.fromiter((batch[index][1] for index in order), dtype=np.int64, count=tensors)
-        per_chunk = -(-lengths // (MOST_CHUNKS * BLOCK_BYTES)) * BLOCK_BYTES
-        counts = -(-lengths // per_chunk)
-        ends = np.cumsum(counts)
-        chunks = int(ends[-1])
-        table = np.empty(_FIELDS * tensors + chunks, dtype=np.int64)
-        fields = table[: _FIELDS * tensors].reshape(_FIELDS, tensors)
-        fields[0] = [batch[index][0] for index in order]
-        fields[1], fields[2], fields[3], fields[4] = lengths, per_chunk, ends - counts, counts
-        fields[5] = order
-        fields[5] += first_row
-        table[_FIELDS * tensors :] = np.repeat(np.arange(tensors), counts)
-        sent = self._send(table)
-        stats = torch.empty((chunks, _COLUMNS), dtype=torch.float64, device=self.device)
-        hashes = torch.empty(chunks, dtype=torch.int64, device=self.device)
-        begin = done = 0
-        for dtype, members in kinds.items():
-            byte = dtype in BYTE_TYPES
-            done += len(members)
-            end = int(ends[done - 1])
-            digest_chunks[(end - begin,)](
-                sent,
-                self._byte_table(dtype if byte else "uint8"),
-                stats,
-                hashes,
-                tensors,
-                begin,
-                KIND=KINDS.index("byte" if byte else dtype),
-                PER_WORD=8 // (itemsize(dtype) or 8),
-                WORDS=_WORDS,
-                UNROLL=_UNROLL,
+        rows, stream.waiting, stream.used = stream.waiting, [], 0
+        if not rows:
+            return
+        table = np.array([[row[3] for row in rows], [row[4] for row in rows]], dtype=np.int64)
+        with aside(), self._on_stream(stream.handle):
+            host = torch.from_numpy(table)
+            # The copy runs later; torch's host allocator keeps pinned memory until it has.
+            sent = host if self._on_host else host.pin_memory().to(self.device, non_blocking=True)
+            values = torch.empty((len(rows), _COLUMNS), dtype=torch.float64, device=self.device)
+            hashes = torch.empty(len(rows), dtype=torch.int64, device=self.device)
+            add_chunks[(len(rows),)](
+                sent, stream.stats, stream.hashes, values, hashes, len(rows), MOST=MOST_CHUNKS
             )
-            begin = end
-        # A batch may straddle two result buffers: each takes its own rows and leaves the others alone.
-        for buffer in range(first_row // _ROWS, (first_row + tensors - 1) // _ROWS + 1):
-            while len(self._results) <= buffer:
-                self._results.append(
-                    (
-                        torch.empty((_ROWS, _COLUMNS), dtype=torch.float64, device=self.device),
-                        torch.empty(_ROWS, dtype=torch.int64, device=self.device),
-                    )
-                )
-            add_chunks[(tensors,)](
-                sent,
-                stats,
-                hashes,
-                *self._results[buffer],
-                tensors,
-                buffer * _ROWS,
-                ROWS=_ROWS,
-                MOST=MOST_CHUNKS,
-            )
+        stream.results.append((rows, values, hashes))
 
-    def _send(self, numbers: npt.NDArray[np.int64]) -> torch.Tensor:
-        host = torch.from_numpy(numbers)
-        if self.device.type == "cpu":
-            return host
-        # The copy runs later; torch's host allocator keeps pinned memory until it has.
-        return host.pin_memory().to(self.device, non_blocking=True)
+    def _walk(self, dtype: str) -> _Walk:
+        with aside():
+            walk = self._walks[dtype] = _Walk(dtype, self.device)
+        return walk
 
-    def _byte_table(self, dtype: str) -> torch.Tensor:
-        found = self._tables.get(dtype)
-        if found is None:
-            values = torch.from_numpy(byte_values(dtype).astype(np.float32))
-            found = self._tables[dtype] = values.to(self.device)
-        return found
+    def _stream(self, handle: int) -> _Stream:
+        with aside():
+            stream = self._streams[handle] = _Stream(handle, self.device)
+        return stream
 
-    def _current_stream(self) -> int:
-        return 0 if self._on_host else int(torch._C._cuda_getCurrentRawStream(self._index))
-
-    def _on_stream(self) -> Any:
-        if self._on_host or self._stream == self._current_stream():
+    def _on_stream(self, handle: int) -> Any:
+        if self._on_host:
             return contextlib.nullcontext()
-        return torch.cuda.stream(_external_stream(self._stream, self.device))
+        # ExternalStream takes 0 for "any": the default stream has that handle.
+        make: Any = torch.cuda.ExternalStream
+        stream = make(handle, device=self.device) if handle else torch.cuda.default_stream(self.device)
+        return torch.cuda.stream(stream)
 
 
-def _external_stream(stream: int, device: torch.device) -> Any:
-    make: Any = torch.cuda.ExternalStream
-    return make(stream, device=device)
+class _Stream:
+    """What the launches on one stream leave behind."""
+
+    __slots__ = ("handle", "hashes", "results", "stats", "used", "waiting")
+
+    def __init__(self, handle: int, device: torch.device) -> None:
+        self.handle = handle
+        self.stats = torch.empty((CHUNKS, _COLUMNS), dtype=torch.float64, device=device)
+        self.hashes = torch.empty(CHUNKS, dtype=torch.int64, device=device)
+        self.used = 0
+        #: number of the content, elements, bytes, row of its first chunk, chunks
+        self.waiting: list[tuple[int, int, int, int, int]] = []
+        self.results: list[tuple[list[tuple[int, int, int, int, int]], torch.Tensor, torch.Tensor]] = []
+
+
+class _Walk:
+    """The walk for one element type."""
+
+    __slots__ = ("_compiled", "_constants", "_values", "parts", "size")
+
+    def __init__(self, dtype: str, device: torch.device) -> None:
+        real = REAL_OF.get(dtype)
+        element = real or dtype
+        byte = element in BYTE_TYPES
+        values = byte_values(element if byte else "uint8").astype(np.float32)
+        self.size = itemsize(dtype) or 0
+        self.parts = 2 if real else 1  #: numbers that an element consists of
+        self._values = torch.from_numpy(values).to(device)
+        kind = KINDS.index("byte" if byte else element)
+        self._constants = (kind, 8 // (itemsize(element) or 8), _WORDS, _UNROLL)
+        self._compiled: Any = None
+
+    def launch(self, chunks: int, stream: _Stream, start: int, end: int, blocks: int, row: int) -> None:
+        """Walk the bytes from address `start` to `end` in chunks of so many blocks."""
+        numbers = (self._values, stream.stats, stream.hashes, start, end, blocks, row, *self._constants)
+        if self._compiled is not None:
+            # Triton's own binding of arguments takes ten times as long as the launch.
+            self._compiled[(chunks, 1, 1)](*numbers, stream=stream.handle)
+            return
+        from bridge.capture.digest_cuda import digest_chunks
+
+        compiled = digest_chunks[(chunks,)](*numbers)
+        # Triton's interpreter hands nothing out.
+        self._compiled = compiled if hasattr(compiled, "function") else None
+
+
+def _digests(rows: list[tuple[int, int, int, int, int]], table: Any, sums: Any) -> list[tuple[int, Digest]]:
+    nbytes = np.fromiter((row[2] for row in rows), dtype=np.uint64, count=len(rows))
+    names = mix_all(sums + mix_all(nbytes)).tolist()
+    # Sums of float64 values may overflow, and JSON has no infinity.
+    table[:, :3] = np.nan_to_num(table[:, :3], posinf=_LARGEST, neginf=-_LARGEST)
+    found = []
+    for row, line, name in zip(rows, table.tolist(), names, strict=True):
+        number, elements = row[:2]
+        total, magnitude, square, least, most, nan, pos, neg = line
+        some = nan + pos + neg < elements
+        digest = Digest(
+            count=elements,
+            sum=total,
+            abs_sum=magnitude,
+            sq_sum=square,
+            min=least if some else None,
+            max=most if some else None,
+            nan=int(nan),
+            pos_inf=int(pos),
+            neg_inf=int(neg),
+            hash=f"{name:016x}",
+        )
+        found.append((number, digest))
+    return found
 
 
 def _event() -> Any:

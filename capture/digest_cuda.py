@@ -1,4 +1,4 @@
-"""The digest walk on a GPU: many tensors in one launch, and one more launch to add up their parts.
+"""The digest walk on a GPU: a launch for each tensor, and now and then one that adds up their parts.
 
 A tensor is cut into chunks of whole hash blocks; a program walks one chunk. The fast walk sums in
 float32 within a block and in float64 across blocks. Where that cannot be right (something is not
@@ -29,7 +29,6 @@ U64 = tl.constexpr(_U64)
 BYTE = tl.constexpr(_BYTE)
 
 BLOCK_WORDS = tl.constexpr(8192)
-FIELDS = tl.constexpr(6)  # of the table, for each tensor
 COLUMNS = tl.constexpr(8)  # numbers per chunk: sum, abs_sum, sq_sum, min, max, nan, pos_inf, neg_inf
 
 
@@ -80,27 +79,26 @@ def _element(x, part: tl.constexpr, values, KIND: tl.constexpr):
 
 
 # Integers are not specialised: a value that is 1 or a multiple of 16 would compile the kernel anew, seconds
-# in the middle of the step. Pointers are aligned alike by `device` for the same reason.
-@triton.jit(do_not_specialize=["tensors", "begin"])
+# in the middle of the step. Addresses are integers, both ends given so that each is one of 64 bits.
+@triton.jit(do_not_specialize=["start", "end", "blocks", "row"])
 def digest_chunks(
-    table,  # int64: addresses, lengths, chunk lengths, first chunks, ... [tensors] each, then owners [chunks]
     values,  # float32 [256]: for eight-bit types
     stats,  # float64 [chunks, COLUMNS]
     hashes,  # int64 [chunks]
-    tensors,  # number of tensors in the table
-    begin,  # first chunk of this launch; its chunks are all of one type
+    start,  # address of the first byte, a multiple of 8
+    end,  # address after the last byte
+    blocks,  # hash blocks that a chunk has
+    row,  # of `stats` and `hashes` for the first chunk; the others follow
     KIND: tl.constexpr,
     PER_WORD: tl.constexpr,  # elements in 8 bytes
     WORDS: tl.constexpr,  # words per tile
     UNROLL: tl.constexpr,  # tiles under way at once
 ):
-    chunk = tl.program_id(0) + begin
-    owner = tl.load(table + FIELDS * tensors + chunk)
-    per_chunk = tl.load(table + 2 * tensors + owner)
-    skipped = (chunk - tl.load(table + 3 * tensors + owner)) * per_chunk
-    base = tl.load(table + owner) + skipped
-    nbytes = tl.minimum(per_chunk, tl.load(table + tensors + owner) - skipped)
-    first = skipped // (BLOCK_WORDS * 8)
+    chunk = tl.program_id(0)
+    first = chunk.to(tl.int64) * blocks
+    base = start + first * (BLOCK_WORDS * 8)
+    nbytes = tl.minimum(end - base, (BLOCK_WORDS * 8) * blocks)
+    chunk += row
     words = base.to(tl.pointer_type(tl.uint64))
     whole = nbytes // 8
     count = nbytes * PER_WORD // 8
@@ -229,28 +227,24 @@ def digest_chunks(
         tl.store(row + 7, tl.sum(neg, axis=0).to(tl.float64))
 
 
-@triton.jit(do_not_specialize=["tensors", "offset"])
+@triton.jit(do_not_specialize=["tensors"])
 def add_chunks(
-    table,  # as above; its fields 3, 4 and 5 are first chunk, number of chunks and result row
-    stats,  # float64 [chunks, COLUMNS]
-    hashes,  # int64 [chunks]
-    result,  # float64 [ROWS, COLUMNS]: one result buffer
-    result_hashes,  # int64 [ROWS]
+    table,  # int64: row of the first chunk [tensors], number of chunks [tensors]
+    stats,  # as above
+    hashes,
+    result,  # float64 [tensors, COLUMNS]
+    result_hashes,  # int64 [tensors]
     tensors,
-    offset,  # number of that buffer's first row
-    ROWS: tl.constexpr,
     MOST: tl.constexpr,  # chunks of one tensor at most
 ):
     tensor = tl.program_id(0)
-    start = tl.load(table + 3 * tensors + tensor)
-    count = tl.load(table + 4 * tensors + tensor)
-    row = tl.load(table + 5 * tensors + tensor) - offset
-    mine = (row >= 0) & (row < ROWS)
+    start = tl.load(table + tensor)
+    count = tl.load(table + tensors + tensor)
     lanes = tl.arange(0, MOST)
     there = lanes < count
     inf = float("inf")
     source = stats + (start + lanes) * COLUMNS
-    target = result + row * COLUMNS
+    target = result + tensor.to(tl.int64) * COLUMNS
     for column in tl.static_range(COLUMNS):
         if column == 3:
             value = tl.min(tl.load(source + column, mask=there, other=inf), axis=0)
@@ -258,6 +252,6 @@ def add_chunks(
             value = tl.max(tl.load(source + column, mask=there, other=-inf), axis=0)
         else:
             value = tl.sum(tl.load(source + column, mask=there, other=0.0), axis=0)
-        tl.store(target + column, value, mask=mine)
+        tl.store(target + column, value)
     total = tl.sum(tl.load(hashes + start + lanes, mask=there, other=0), axis=0)
-    tl.store(result_hashes + row, total, mask=mine)
+    tl.store(result_hashes + tensor, total)

@@ -100,7 +100,6 @@ class _Launch:
                 self._given.append((argument, value))
                 store = selected and recorder.matcher.inputs
                 self._inputs.append(observer.record(value, argument, key, store))
-                observer.about_to_write(value)
             elif value is not None and argument != "stream":
                 attrs[argument] = plain(value)
         self._call = Call(

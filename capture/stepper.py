@@ -18,7 +18,6 @@ from bridge.capture.digest import BYTE_TYPES
 from bridge.capture.digest_host import walker_name
 from bridge.capture.dtypes import itemsize
 from bridge.capture.launches import LaunchHooks
-from bridge.capture.memory import MemoryHooks
 from bridge.capture.modules import ModuleHooks
 from bridge.capture.recorder import Recorder
 from bridge.capture.select import Matcher
@@ -45,7 +44,6 @@ class StepSession:
         )
         self._modules = ModuleHooks(self.recorder, parts)
         self._launches = LaunchHooks(self.recorder)
-        self._memory = MemoryHooks(self.recorder)
         self._mode: Any = StepMode(self.recorder)
         self._eager = eager
         self._stance: Any = None
@@ -62,7 +60,6 @@ class StepSession:
             self._stance.__enter__()
         self._modules.install()
         self._launches.install()
-        self._memory.install()
         self._handles = [
             register_optimizer_step_pre_hook(self._optimizer_begins),
             register_optimizer_step_post_hook(self._optimizer_ends),
@@ -77,7 +74,6 @@ class StepSession:
         for handle in self._handles:
             handle.remove()
         self._launches.remove()
-        self._memory.remove()
         self._modules.remove()
         if error is not None:
             self.interrupted = True

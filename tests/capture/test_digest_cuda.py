@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -62,11 +63,12 @@ def test_interpreted_walk_agrees_with_the_host(monkeypatch: pytest.MonkeyPatch) 
 
 
 @interpreted
-def test_rows_go_over_from_one_result_buffer_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module, "_ROWS", 4)
-    monkeypatch.setattr(device_module, "BATCH_CONTENTS", 3)
+def test_chunks_are_added_up_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "CHUNKS", 4)
+    monkeypatch.setattr(device_module, "MOST_CHUNKS", 2)
     digests = DeviceDigests(torch.device("cpu"))
     items = cases("cpu", (3, 7), ("float32", "int32"))
+    items.append((torch.randn(40_000), "float32"))
     for number, (x, dtype) in enumerate(items):
         digests.add(number, x, place_of(x, dtype))
     check(items, dict(digests.collect()))
@@ -100,17 +102,31 @@ def test_gpu_walk_beyond_two_to_the_31_elements() -> None:
 
 
 @pytest.mark.gpu
-def test_gpu_batches_hold_their_memory_until_they_are_read() -> None:
+def test_gpu_memory_is_read_before_it_is_reused() -> None:
     digests = DeviceDigests(torch.device("cuda", 0))
     wanted = []
-    for number in range(50):
-        x = torch.full((100_000,), float(number), device="cuda")
+    for number in range(200):
+        x = torch.full((1_000_000,), float(number), device="cuda")
         digests.add(number, x, place_of(x, "float32"))
-        wanted.append(float(number) * 100_000)
+        wanted.append(float(number) * 1_000_000)
         del x
-        torch.full((100_000,), -1.0, device="cuda")
+        torch.full((1_000_000,), -1.0, device="cuda")
     found = dict(digests.collect())
-    assert [found[n].sum for n in range(50)] == wanted
+    assert [found[n].sum for n in range(200)] == wanted
+
+
+@pytest.mark.gpu
+def test_gpu_streams_have_their_own_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "CHUNKS", 8)
+    monkeypatch.setattr(device_module, "MOST_CHUNKS", 8)
+    digests = DeviceDigests(torch.device("cuda", 0))
+    streams: list[Any] = [torch.cuda.Stream() for _ in range(3)]  # type: ignore[no-untyped-call]
+    for number in range(60):
+        with torch.cuda.stream(streams[number % 3]):
+            x = torch.full((100_000,), float(number), device="cuda")
+            digests.add(number, x, place_of(x, "float32"))
+    found = dict(digests.collect())
+    assert [found[n].sum for n in range(60)] == [n * 100_000.0 for n in range(60)]
 
 
 def test_bytes_come_back_from_a_device() -> None:
