@@ -81,6 +81,8 @@ def born_findings(
         if sure and divergence.biased[pair] and not size > floor:
             amount = f"{part} are shifted as a whole: less than rounding may be, but not as rounding is"
         origin: Origin = "born"
+        if _draws(call_b) and not _read(a, at_a) and not _read(b, at_b):
+            continue  # such as a data loader's seed: numbers that no tensor comes of part no run
         if pair in arguments:
             reason = f"{_said(arguments[pair])}; {amount}"
         elif sure and _draws(call_b):
@@ -163,12 +165,17 @@ def _likely(b: Columns, divergence: Divergence, level: Floats) -> Bools:
         backward = divergence.backward > GAIN * np.fmax(inputs, divergence.backward_in)
         # Normalising optimizers turn rounding of a tiny gradient into a whole step; only replay can tell.
         steps = b.phase[divergence.alignment.b] == PHASES.index("optimizer")
-        return np.asarray(~divergence.in_equal & (forward | backward) & ~steps & _whole(divergence))
+        return np.asarray(~divergence.in_equal & (forward | backward) & ~steps & _whole(b, divergence))
 
 
-def _whole(divergence: Divergence) -> Bools:
-    """Pairs of which every input was compared: a call on parts of a tensor is another call."""
-    whole = np.ones(len(divergence.alignment), bool)
+def _whole(b: Columns, divergence: Divergence) -> Bools:
+    """Pairs of which every input was compared: a call on parts of a tensor is another call.
+
+    Of one that reads something with no counterpart at all, nothing is known about the inputs.
+    """
+    alignment = divergence.alignment
+    whole = np.diff(b.reads.start)[alignment.b] == 0
+    whole[divergence.reads.pair] = True
     whole[divergence.reads.pair[~divergence.reads.comparable]] = False
     return whole
 
@@ -179,6 +186,12 @@ def _coarser(a: Call, b: Call) -> bool:
         EPS.get(right.dtype, 0.0) > EPS.get(left.dtype, 0.0)
         for left, right in zip(a.outputs, b.outputs, strict=False)
     )
+
+
+def _read(columns: Columns, call: int) -> bool:
+    """Whether some call makes a tensor of what this one has made."""
+    readers = columns.reads.call[columns.reads.producer == call]
+    return bool((np.diff(columns.writes.start)[readers] > 0).any())
 
 
 def _draws(call: Call) -> bool:
