@@ -33,7 +33,7 @@ def entered_findings(
     total: set[int] = set()
     batch = False
     for row in np.flatnonzero(outside).tolist():
-        content = int(b.reads.hash[reads.b[row]])
+        content = _content(b, int(reads.b[row]))
         reader = place_b[int(alignment.b[reads.pair[row]])]
         if content and made.get(content, reader) < reader:
             continue  # made earlier in the step by a call that hands it on unseen
@@ -74,6 +74,12 @@ def entered_findings(
                 )
             )
     return found, share, ordered[0][0], names, batch
+
+
+def _content(columns: Columns, row: int) -> int:
+    """A number for what a tensor holds: its hash, or of joined ranks, which have none, its sums."""
+    reads = columns.reads
+    return int(reads.hash[row]) or hash((float(reads.abs_sum[row]), float(reads.sq_sum[row])))
 
 
 def parameter_names(columns: Columns) -> dict[int, tuple[str, str]]:
