@@ -76,7 +76,7 @@ def judge_tensor(
             dtype=name_of(reference.dtype),
             shape=tuple(reference.shape),
             structure=mismatch,
-            reason=f"structure: {mismatch}",
+            reason=fault or f"structure: {mismatch}",
         )
     if not reference.dtype.is_floating_point:
         return _discrete(name, case, golden, reference, target, fault, unstable)

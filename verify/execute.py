@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from bridge.verify.interpreter import repaired
 from bridge.verify.launches import watch
 from bridge.verify.memory import Watched
 from bridge.verify.spec import KernelSpec
+
+#: What autograd says when an input that needs a gradient is written in place.
+_LEAF_WRITTEN = "a leaf Variable that requires grad"
 
 
 @dataclass(slots=True)
@@ -149,9 +152,20 @@ def run_target(spec: KernelSpec, case: Case, *, twice: bool = False) -> Result |
     upstream = tuple(copy_with_layout(t) for t in case.grad_outputs)
     with repaired(), watch() as seen:
         watched = Watched()
-        result = run(
-            spec.target, spec, case, inputs=inputs, grad_outputs=upstream, context=watched, keep_graph=twice
-        )
+        try:
+            result = run(
+                spec.target,
+                spec,
+                case,
+                inputs=inputs,
+                grad_outputs=upstream,
+                context=watched,
+                keep_graph=twice,
+            )
+        except RuntimeError as error:
+            if _LEAF_WRITTEN not in str(error):
+                raise
+            return _writes_leaf(spec, case)
     if isinstance(result, str):
         return result
     result.kernels, result.tiles = tuple(seen.kernels), seen.tiles()
@@ -165,6 +179,22 @@ def run_target(spec: KernelSpec, case: Case, *, twice: bool = False) -> Result |
         for text in watched.overruns():
             for name in spec.grads:
                 result.faults.setdefault(f"grad_{name}", text)
+    return result
+
+
+def _writes_leaf(spec: KernelSpec, case: Case) -> Result | str:
+    """The result of a target that autograd kept from writing into an input: run again without gradients."""
+    inputs = tuple(copy_with_layout(t) for t in case.inputs)
+    with repaired(), watch() as seen:
+        result = run(spec.target, replace(spec, grads=()), case, inputs=inputs, context=Watched())
+    if isinstance(result, str):
+        return result
+    result.kernels, result.tiles = tuple(seen.kernels), seen.tiles()
+    result.grads = dict.fromkeys(spec.grads)
+    _blame_writes(spec, case, inputs, (), result)
+    said = next(iter(result.faults.values()), "an input was written to")
+    text = f"{said} (autograd refuses it: no gradient can be had)"
+    result.faults = dict.fromkeys(tensor_names(spec), text)
     return result
 
 

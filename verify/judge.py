@@ -24,6 +24,7 @@ from bridge.verify.power import measure_power
 from bridge.verify.spec import KernelSpec
 from bridge.verify.stability import unstable_elements
 from bridge.verify.structure import name_of
+from bridge.verify.summary import coverage, overall, sentence
 from bridge.verify.tasks import Kept
 from bridge.verify.verdict import (
     CaseRecord,
@@ -100,18 +101,19 @@ def judge(
 def weigh(spec: KernelSpec, judged: list[JudgedCase], *, constants: Constants, options: Options) -> Judgement:
     """What the judged cases come to together: outcome, power, diagnosis, coverage."""
     tensors = tuple(t for j in judged for t in j.tensors)
-    outcome = _overall(judged)
+    outcome = overall(judged)
     power = _power(spec, judged, constants) if options.power and outcome != "FAIL" else Power()
     if power.not_revealed and not power.revealed:
         outcome = worst_outcome([outcome, "INCONCLUSIVE"])
+    diagnosis = _diagnosis(spec, judged) if outcome == "FAIL" else None
     return Judgement(
         outcome=outcome,
-        summary=_summary(spec, outcome, judged),
+        summary=sentence(spec.name, outcome, judged, diagnosis),
         tensors=tensors,
         cases=tuple(j.record for j in judged),
-        diagnosis=_diagnosis(spec, judged) if outcome == "FAIL" else None,
+        diagnosis=diagnosis,
         power=power,
-        coverage=_coverage(judged, options),
+        coverage=coverage(judged, options),
         kernels=tuple(dict.fromkeys(k for j in judged for k in j.record.launches)),
     )
 
@@ -328,57 +330,3 @@ def _raised(spec: KernelSpec, case: Case, who: str, error: Exception) -> str:
 
 def _with(record: CaseRecord, verdict: Outcome, seconds: float) -> CaseRecord:
     return msgspec.structs.replace(record, verdict=verdict, seconds=seconds)
-
-
-def _overall(judged: list[JudgedCase]) -> Outcome:
-    """FAIL from anywhere; a limitation only where no declared or captured case judged the tensor properly."""
-    if any(t.verdict == "FAIL" for j in judged for t in j.tensors):
-        return "FAIL"
-    outcomes: list[Outcome] = ["PASS"]
-    by_tensor: dict[tuple[str, str], list[Outcome]] = {}
-    for j in judged:
-        if j.refused is not None:
-            outcomes.append("PASS WITH LIMITATIONS")
-        if j.record.family in OWN_FAMILIES:
-            for t in j.tensors:
-                by_tensor.setdefault((t.tensor, t.dtype), []).append(t.verdict)
-        elif any(t.verdict == "INCONCLUSIVE" for t in j.tensors):
-            outcomes.append("PASS WITH LIMITATIONS")
-    for verdicts in by_tensor.values():
-        outcomes.append("PASS" if "PASS" in verdicts else worst_outcome(verdicts))
-    return worst_outcome(outcomes)
-
-
-def _summary(spec: KernelSpec, outcome: Outcome, judged: list[JudgedCase]) -> str:
-    failed = [t for j in judged for t in j.tensors if t.verdict == "FAIL"]
-    count = len(judged)
-    if outcome == "FAIL":
-        names = ", ".join(dict.fromkeys(t.tensor for t in failed))
-        return f"{spec.name} is wrong in {names}: {failed[0].case}: {failed[0].reason}"
-    if outcome == "PASS":
-        return (
-            f"{spec.name} is right on all {count} cases, within the declared gate and every companion check"
-        )
-    reasons = [t.reason for j in judged for t in j.tensors if t.verdict == outcome]
-    if outcome == "INCONCLUSIVE" and not reasons:
-        return f"{spec.name}: these inputs could not have revealed any of the faults tried; see power"
-    refused = [f"{j.record.name} refused" for j in judged if j.refused]
-    return f"{spec.name}: {outcome}: {(reasons or refused or ['see coverage'])[0]}"
-
-
-def _coverage(judged: list[JudgedCase], options: Options) -> Coverage:
-    shapes = dict.fromkeys(str(j.record.shapes[0]) for j in judged if j.record.shapes)
-    limited = [
-        f"{j.record.name}: {t.tensor}: {t.reason}"
-        for j in judged
-        for t in j.tensors
-        if t.verdict in ("PASS WITH LIMITATIONS", "INCONCLUSIVE")
-    ]
-    refused = [f"{j.record.name}: the target refused ({j.refused})" for j in judged if j.refused]
-    return Coverage(
-        shapes=tuple(shapes),
-        dtypes=tuple(dict.fromkeys(j.record.dtype for j in judged)),
-        families=tuple(dict.fromkeys(j.record.family for j in judged)),
-        repeats=options.repeats,
-        not_covered=tuple(refused + limited),
-    )

@@ -1,0 +1,65 @@
+"""What a target does to memory that is not its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from bridge.verify import KernelSpec
+from bridge.verify.judge import judge
+from bridge.verify.options import Options
+from bridge.verify.plan import plan_cases
+from tests.verify.corpus.pairs import full, normal
+
+PLAIN = Options(sweeps=False, power=False, repeats=1)
+
+
+def _spec(target: Callable[..., Any], grads: tuple[str, ...]) -> KernelSpec:
+    return KernelSpec(
+        name="double",
+        reference=lambda x: 2 * x,
+        target=target,
+        sample=normal(full),
+        inputs=("x",),
+        grads=grads,
+        outputs=("y",),
+        kind="elementwise",
+        shapes=((4, 16),),
+        dtypes=("float32",),
+    )
+
+
+def _in_place(x: torch.Tensor) -> torch.Tensor:
+    return x.mul_(2)
+
+
+def _through_a_view(x: torch.Tensor) -> torch.Tensor:
+    x.view(-1).mul_(2)
+    return x
+
+
+@pytest.mark.parametrize("grads", [(), ("x",)], ids=["without gradients", "with gradients"])
+@pytest.mark.parametrize("target", [_in_place, _through_a_view])
+def test_a_target_that_writes_its_input_fails_and_is_told_so(
+    target: Callable[..., Any], grads: tuple[str, ...]
+) -> None:
+    spec = _spec(target, grads)
+    found = judge(spec, plan_cases(spec, options=PLAIN), options=PLAIN)
+    assert found.outcome == "FAIL"
+    assert {t.tensor for t in found.tensors if t.verdict == "FAIL"} == {"y", *(f"grad_{g}" for g in grads)}
+    assert all("the input `x` was written to" in t.reason for t in found.tensors)
+    assert found.diagnosis is not None and "overwrites its input in place" in found.diagnosis.cause
+
+
+def test_another_error_of_autograd_is_still_an_error() -> None:
+    from bridge.errors import KernelError
+
+    def target(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("a view was created in no_grad mode")
+
+    with pytest.raises(KernelError, match="a view was created"):
+        spec = _spec(target, ("x",))
+        judge(spec, plan_cases(spec, options=PLAIN), options=PLAIN)
