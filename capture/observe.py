@@ -85,7 +85,13 @@ class Observer:
         entry = self.storages.entry(target)
         if not entry.due or self.storages.knows(source):
             return False
-        self.storages.entry(source, entry.writer)
+        arrived = self.storages.entry(source, entry.writer)
+        dtype = _dtype_name(target.dtype)
+        content = entry.contents.get(place_of(target, dtype))
+        alike = source.dtype == target.dtype and source.shape == target.shape
+        if content is not None and not content.digested and alike and source.is_contiguous():
+            # Recorded when the collective returned, as a content that was not there yet: this is it.
+            self.contents.digest(source, arrived, place_of(source, dtype), content)
         return True
 
     def distrust(self, tensor: torch.Tensor) -> None:
