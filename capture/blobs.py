@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bridge.capture.dtypes import itemsize
 from bridge.capture.folder import RANK_FILE, RANK_FOLDER
 from bridge.capture.lines import read_lines
-from bridge.capture.shards import BlobLine, blob_name
+from bridge.capture.record import ShardFile
+from bridge.capture.shards import HEADER_BYTES, BlobLine, blob_name
 from bridge.errors import CorruptCaptureError
 
 _NAME = re.compile(r"[0-9a-f]{32}")
@@ -19,19 +21,27 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 class BlobIndex:
     """All blobs of a capture by name."""
 
-    def __init__(self, root: Path, folders: list[Path], hashes: dict[str, str]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        folders: list[Path],
+        hashes: Mapping[str, str],
+        shards: Mapping[str, ShardFile] | None = None,
+    ) -> None:
         """Read blobs.jsonl of each rank.
 
         Args:
             root: The capture.
             folders: Its ranks' folders.
             hashes: sha256 of each file, by path relative to the capture; files without one are not compared.
+            shards: Size and header of each shard, likewise; older captures have them among the hashes.
 
         Raises:
             CorruptCaptureError: a line that cannot be read, or one that points outside its shard.
         """
         self._root = root
         self._hashes = hashes
+        self._shards = shards or {}
         self._verified: set[str] = set()
         self._lines: dict[str, tuple[Path, BlobLine]] = {}
         ignored: list[str] = []
@@ -55,32 +65,61 @@ class BlobIndex:
             )
         path, line = self._lines[name]
         self.verify(f"{path.parent.name}/{path.name}")
-        if path.is_symlink() or not path.is_file():
-            raise CorruptCaptureError(f"{path} is missing; capture again")
-        size = path.stat().st_size
-        if line.begin + line.nbytes > size:
-            raise CorruptCaptureError(
-                f"{path} is truncated: blob {name} ends at byte {line.begin + line.nbytes}, the file "
-                f"at {size}; capture again"
-            )
-        with path.open("rb") as file:
-            file.seek(line.begin)
-            data = file.read(line.nbytes)
-        if blob_name(data, dtype=line.dtype, shape=line.shape) != name:
-            raise CorruptCaptureError(
-                f"{path} was changed: the bytes of blob {name} are not what was written; capture again"
-            )
-        return line, data
+        return line, _read(path, line)
 
     def verify(self, name: str) -> None:
-        """Compare a file with its sha256 in the manifest, once; a file without one passes.
+        """Compare a file with what the manifest says of it, once; a file of which it says nothing passes.
+
+        Of a shard that is its size and its header: every blob is compared with its name when it is read.
 
         Raises:
             CorruptCaptureError: it differs or is missing.
         """
         wanted: Any = self._hashes.get(name)
-        if wanted is None or name in self._verified:
+        shard = self._shards.get(name)
+        if (wanted is None and shard is None) or name in self._verified:
             return
+        path = self._place(name)
+        if shard is not None:
+            _check_shard(path, shard)
+        else:
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != wanted:
+                    raise CorruptCaptureError(
+                        f"{path} is truncated or was changed: its sha256 is not the manifest's; capture again"
+                    )
+        self._verified.add(name)
+
+    def verify_all(self) -> None:
+        """Compare every file with the manifest, and every blob with its name.
+
+        Raises:
+            CorruptCaptureError: the first that differs or is missing.
+        """
+        for name in (*self._hashes, *self._shards):
+            self.verify(name)
+        for path, line in self._lines.values():
+            _read(path, line)
+
+    def damage(self) -> list[str]:
+        """What is wrong with the shards as far as their sizes and headers tell, one line for each."""
+        ends: dict[Path, int] = {}
+        for path, line in self._lines.values():
+            ends[path] = max(ends.get(path, 0), line.begin + line.nbytes)
+        for name in self._shards:
+            ends.setdefault(self._root / name, HEADER_BYTES)
+        found = []
+        for path, end in sorted(ends.items()):
+            shard = self._shards.get(f"{path.parent.name}/{path.name}")
+            try:
+                _check_size(path, shard.nbytes if shard is not None else end)
+                if shard is not None:
+                    _check_shard(path, shard)
+            except CorruptCaptureError as error:
+                found.append(str(error))
+        return found
+
+    def _place(self, name: str) -> Path:
         folder, _, inside = name.partition("/")
         if not RANK_FOLDER.fullmatch(folder) or not RANK_FILE.fullmatch(inside):
             raise CorruptCaptureError(
@@ -89,12 +128,44 @@ class BlobIndex:
         path = self._root / folder / inside
         if path.is_symlink() or not path.is_file():
             raise CorruptCaptureError(f"{path} is missing; capture again")
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != wanted:
-                raise CorruptCaptureError(
-                    f"{path} is truncated or was changed: its sha256 is not the manifest's; capture again"
-                )
-        self._verified.add(name)
+        return path
+
+
+def _read(path: Path, line: BlobLine) -> bytes:
+    _check_size(path, line.begin + line.nbytes)
+    with path.open("rb") as file:
+        file.seek(line.begin)
+        data = file.read(line.nbytes)
+    if blob_name(data, dtype=line.dtype, shape=line.shape) != line.blob:
+        raise CorruptCaptureError(
+            f"{path} was changed: the bytes of blob {line.blob} are not what was written; capture again"
+        )
+    return data
+
+
+def _check_size(path: Path, least: int) -> None:
+    if path.is_symlink() or not path.is_file():
+        raise CorruptCaptureError(f"{path} is missing; capture again")
+    size = path.stat().st_size
+    if size < least:
+        raise CorruptCaptureError(
+            f"{path} is truncated: it has {size} bytes, and blobs up to byte {least}; capture again"
+        )
+
+
+def _check_shard(path: Path, shard: ShardFile) -> None:
+    size = path.stat().st_size
+    if size != shard.nbytes:
+        what = "is truncated" if size < shard.nbytes else "was changed"
+        raise CorruptCaptureError(
+            f"{path} {what}: it has {size} bytes, the manifest says {shard.nbytes}; capture again"
+        )
+    with path.open("rb") as file:
+        header = file.read(HEADER_BYTES)
+    if hashlib.sha256(header).hexdigest() != shard.header:
+        raise CorruptCaptureError(
+            f"{path} was changed: the sha256 of its header is not the manifest's; capture again"
+        )
 
 
 def _check_line(line: BlobLine, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,11 +11,12 @@ import torch
 
 from bridge.capture import digest as digests
 from bridge.capture import digest_host
-from bridge.capture.device import DeviceDigests, device_bytes
+from bridge.capture.device import DeviceDigests
 from bridge.capture.dtypes import itemsize
 from bridge.capture.identity import Content, Place
-from bridge.capture.shards import Buffer
-from bridge.capture.writer import Blob, ContentLine, RankWriter
+from bridge.capture.lanes import DeviceLane, HostLane
+from bridge.capture.loads import Blob
+from bridge.capture.writer import ContentLine, RankWriter
 
 
 class Contents:
@@ -75,26 +75,22 @@ class Contents:
         if reason is not None:
             self._writer.drop(key=key, tensor=name, nbytes=nbytes, reason=reason)
             return
-        fetch: Callable[[], Buffer]
-        if tensor.is_cpu:
-            with HostBytes(tensor, place, nbytes) as (address, owned):
-                data = owned if owned is not None else digest_host.view(address, nbytes).copy()
-            fetch = partial(_buffer, data)
-        else:
-            fetch = device_bytes(tensor, place)
-        shape = _shape_in_memory(tensor)
-        self._writer.put_blob(
-            Blob(
-                content=content.number,
-                key=key,
-                tensor=name,
-                dtype=dtype,
-                shape=shape,
-                nbytes=nbytes,
-                fetch=fetch,
-                done=_nothing,
-            )
+        blob = Blob(
+            content=content.number,
+            key=key,
+            tensor=name,
+            dtype=dtype,
+            shape=_shape_in_memory(tensor),
+            nbytes=nbytes,
         )
+        if tensor.is_cpu:
+            self._writer.lane("cpu", HostLane)
+            with HostBytes(tensor, place, nbytes) as (address, _):
+                self._writer.put_blob(blob, "cpu", address)
+        else:
+            device = tensor.device
+            lane: Any = self._writer.lane(str(device), partial(DeviceLane, device))
+            self._writer.put_blob(blob, str(device), lane.bytes_of(tensor, place))
 
     def lines(self) -> list[ContentLine]:
         """Digests known since the last time this was asked."""
@@ -162,10 +158,3 @@ def _size(dtype: str) -> int:
     size = itemsize(dtype)
     assert size is not None, f"a content of {dtype} has no bytes"
     return size
-
-
-def _buffer(data: npt.NDArray[np.uint8]) -> Buffer:
-    return data.data
-
-
-def _nothing() -> None: ...

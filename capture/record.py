@@ -92,12 +92,24 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     note: str | None = None  #: why something is missing, in words
 
 
-class RankFiles(msgspec.Struct, frozen=True, kw_only=True):
+class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole shard: its header names each blob by the hash of its bytes, so the header stands for them."""
+
+    nbytes: int  #: size of the file
+    header: str  #: sha256 of the header, its eight bytes of length and its padding included
+
+
+class RankFiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one rank wrote."""
 
     rank: int
     calls: int
     files: dict[str, str]  #: path relative to the capture -> sha256 of the file
+    shards: dict[str, ShardFile] = {}  #: likewise; older captures list shards among the files
+
+
+#: Code of a problem that a full disk or quota made.
+DISK_FULL = "disk-full"
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,3 +145,4 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     stored_bytes: int = 0
     dropped: tuple[Dropped, ...] = ()
     problems: tuple[str, ...] = ()  #: what went wrong inside the tool; the capture is partial then
+    problem_codes: dict[str, str] = {}  #: a problem -> its code (DISK_FULL), where a program acts on it

@@ -181,6 +181,9 @@ class Tracer:
                 stored_bytes=sum(report.stored_bytes for report in reports),
                 dropped=tuple(drop for report in reports for drop in report.dropped),
                 problems=tuple(dict.fromkeys(problems)),
+                problem_codes={
+                    text: code for report in reports for text, code in report.problem_codes.items()
+                },
             )
             self._write_manifest()
             self._claim.release()

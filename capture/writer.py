@@ -1,16 +1,14 @@
-"""One rank's files, written by a thread of their own while the step runs. Imports no torch.
+"""One rank's files, written by threads of their own while the step runs. Imports no torch.
 
 Everything is appended, so a process killed at any moment leaves what was written. Memory waiting to be
-written is bounded: `put_blob` blocks while the queue holds more than `queue_bytes`.
+written is bounded: `put_blob` blocks while all chunks are in use.
 """
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import logging
-import os
 import queue
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,14 +16,17 @@ from typing import Any
 
 import msgspec
 
-from bridge.capture.record import Call, Digest, Dropped, RankFiles
-from bridge.capture.shards import BlobLine, Buffer, ShardWriter, blob_name
+from bridge.capture.linefile import LineFile
+from bridge.capture.loads import ALIGNMENT, MOST_PIECES, Blob, Lane, Load, Stream
+from bridge.capture.pool import Chunk, ChunkPool
+from bridge.capture.record import DISK_FULL, Call, Digest, Dropped, RankFiles, ShardFile
+from bridge.capture.shards import BlobLine
+from bridge.capture.workers import Workers, thread_count
 
 log = logging.getLogger("bridge.capture")
 
-QUEUE_BYTES = 256 << 20
-#: Free space that is left alone on the disk written to.
-DISK_RESERVE = 64 << 20
+#: A load that nobody waits to write is handed over when it has this many bytes.
+_EAGER_BYTES = 256 << 10
 
 
 class ContentLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,69 +44,69 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     stored_bytes: int = 0
     dropped: tuple[Dropped, ...] = ()
     problems: tuple[str, ...] = ()
-
-
-class Blob(msgspec.Struct, kw_only=True):
-    """Bytes on their way to disk."""
-
-    content: int
-    key: str  #: of the call that selected it
-    tensor: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    fetch: Callable[[], Buffer]  #: waits for the bytes where a device still copies them
-    done: Callable[[], None]  #: gives the memory back
+    problem_codes: dict[str, str] = {}  #: problem -> what it comes from, where a program acts on that
 
 
 class RankWriter:
     """Writes calls, digests and blobs of one rank."""
 
     def __init__(
-        self, folder: Path, *, rank: int, budget_bytes: int | None, queue_bytes: int = QUEUE_BYTES
+        self, folder: Path, *, rank: int, budget_bytes: int | None, threads: int | None = None
     ) -> None:
         folder.mkdir(parents=True)
         self.rank = rank
         self.folder = folder
         self.problems: list[str] = []
+        self.problem_codes: dict[str, str] = {}
         self.dropped: list[Dropped] = []
         self._budget = budget_bytes
-        self._queue_bytes = queue_bytes
-        self._shards = ShardWriter(folder)
-        self._known: dict[str, BlobLine] = {}
-        self._files = {name: _LineFile(folder / f"{name}.jsonl") for name in ("calls", "contents", "blobs")}
+        self._accepted = 0  #: bytes of blobs taken, without those that turned out to be there already
+        self._lock = threading.Lock()
+        self._files = {name: LineFile(folder / f"{name}.jsonl") for name in ("calls", "contents", "blobs")}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._waiting = 0
-        self._room = threading.Condition()
-        self._full = False
         self._encoder = msgspec.json.Encoder()
-        self._thread = threading.Thread(target=self._run, name="bridge-capture-writer", daemon=True)
+        self._lanes: dict[str, Lane] = {}
+        self._open: dict[str, Load] = {}
+        self._workers = Workers(folder, self, threads=thread_count() if threads is None else threads)
+        self._thread = threading.Thread(target=self._run, name="bridge-capture-lines", daemon=True)
         self._thread.start()
 
     def put_calls(self, calls: Sequence[Call]) -> None:
         """Queue calls; a call with an index seen before replaces the earlier one."""
         self._queue.put(("calls", calls))
+        self._hand_over()
 
     def put_contents(self, lines: Sequence[ContentLine]) -> None:
         """Queue digests."""
         self._queue.put(("contents", lines))
 
-    def put_blob(self, blob: Blob) -> None:
-        """Queue bytes; blocks while too many wait."""
-        with self._room:
-            while (
-                self._waiting and self._waiting + blob.nbytes > self._queue_bytes and self._thread.is_alive()
-            ):
-                self._room.wait(timeout=1.0)
-            self._waiting += blob.nbytes
-        self._queue.put(("blob", blob))
+    def lane(self, device: str, make: Callable[[], Lane]) -> Lane:
+        """The lane for contents of a device; made once."""
+        found = self._lanes.get(device)
+        if found is None:
+            found = self._lanes[device] = make()
+        return found
+
+    def put_blob(self, blob: Blob, device: str, source: Any) -> None:
+        """Copy a blob from memory and queue it; blocks while too much waits.
+
+        Args:
+            blob: What it is.
+            device: Whose lane copies it.
+            source: What the lane copies from.
+        """
+        with self._lock:
+            self._accepted += blob.nbytes
+        if blob.nbytes > self._lanes[device].pool.chunk_bytes:
+            self._stream(blob, device, source)
+        else:
+            self._pack(blob, device, source)
 
     def refuses(self, nbytes: int) -> str | None:
         """Why bytes of this number are not to be copied at all; None: they are welcome."""
-        if self._full:
+        if self._workers.full:
             return "the disk is full"
-        planned = self._shards.written + self._waiting + nbytes
-        if self._budget is not None and planned > self._budget:
+        if self._budget is not None and self._accepted + nbytes > self._budget:
             return f"the budget of {self._budget} bytes is used up"
         return None
 
@@ -115,6 +116,8 @@ class RankWriter:
 
     def drain(self) -> None:
         """Wait until everything queued has been written."""
+        self._hand_over()
+        self._workers.finish()
         seen = threading.Event()
         self._queue.put(("mark", seen))
         while not seen.wait(timeout=1.0):
@@ -123,111 +126,127 @@ class RankWriter:
 
     def close(self, *, calls: int) -> RankReport:
         """Write everything out and say what there is, `calls` calls and the sha256 of each file."""
+        self._hand_over()
+        shards = self._workers.close()
         self._queue.put(("stop", None))
         self._thread.join()
         files = {}
-        for path in sorted(self.folder.iterdir()):
-            if path.name != "rank.json":
-                with path.open("rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-                files[f"{self.folder.name}/{path.name}"] = digest
+        for file in self._files.values():
+            try:
+                files[f"{self.folder.name}/{file.path.name}"] = file.close()
+            except OSError as error:
+                self.failed("a file could not be closed", error)
         report = RankReport(
-            files=RankFiles(rank=self.rank, calls=calls, files=files),
-            stored_bytes=self._shards.written,
+            files=RankFiles(rank=self.rank, calls=calls, files=files, shards=self._placed(shards)),
+            stored_bytes=self._workers.written,
             dropped=tuple(self.dropped),
             problems=tuple(self.problems),
+            problem_codes=self.problem_codes,
         )
         try:
             (self.folder / "rank.json.new").write_bytes(msgspec.json.encode(report))
             (self.folder / "rank.json.new").replace(self.folder / "rank.json")
         except OSError as error:
-            self.problems.append(f"rank.json could not be written: {error}")
+            self.failed("rank.json could not be written", error)
             (self.folder / "rank.json.new").unlink(missing_ok=True)
         return msgspec.structs.replace(report, problems=tuple(self.problems))
+
+    def stored(self, lines: Sequence[BlobLine], contents: Sequence[tuple[Blob, str]]) -> None:
+        """Blobs were written; these, and others with the same bytes, now have a name."""
+        with self._lock:
+            taken = sum(blob.nbytes for blob, _ in contents)
+            self._accepted -= taken - sum(line.nbytes for line in lines)
+        # The blobs first: a killed process leaves no content whose blob is nowhere.
+        if lines:
+            self._files["blobs"].append(self._encoder.encode_lines(lines))
+        if contents:
+            found = [ContentLine(content=blob.content, blob=name) for blob, name in contents]
+            self._files["contents"].append(self._encoder.encode_lines(found))
+
+    def lost(self, blob: Blob, reason: str) -> None:
+        """A blob was not written."""
+        with self._lock:
+            self._accepted -= blob.nbytes
+        self.drop(key=blob.key, tensor=blob.tensor, nbytes=blob.nbytes, reason=reason)
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Note a problem once."""
+        text = f"{what}: {type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            self.problem_codes[text] = DISK_FULL
+        if text not in self.problems:
+            self.problems.append(text)
+            log.warning("capture: %s", text)
+
+    def _pack(self, blob: Blob, device: str, source: Any) -> None:
+        lane, load = self._lanes[device], self._open.get(device)
+        if load is not None:
+            begin = -(-load.used // ALIGNMENT) * ALIGNMENT
+            fits = begin + blob.nbytes <= lane.pool.chunk_bytes and len(load.pieces) < MOST_PIECES
+            if fits and lane.takes(load):
+                load.used = begin
+            else:
+                self._submit(device)
+                load = None
+        if load is None:
+            load = self._open[device] = Load(self._chunk(lane.pool), lane.pool)
+        begin = load.used
+        lane.copy(source, 0, blob.nbytes, load)
+        load.used = begin + blob.nbytes
+        load.pieces.append((blob, begin, blob.nbytes))
+        if load.used >= _EAGER_BYTES and self._workers.idle:
+            self._submit(device)
+
+    def _stream(self, blob: Blob, device: str, source: Any) -> None:
+        lane = self._lanes[device]
+        stream = Stream(blob)
+        self._hand_over()
+        self._workers.put(stream)
+        try:
+            for begin in range(0, blob.nbytes, lane.pool.chunk_bytes):
+                count = min(lane.pool.chunk_bytes, blob.nbytes - begin)
+                load = Load(self._chunk(lane.pool, helping=False), lane.pool)
+                lane.copy(source, begin, count, load)
+                load.pieces.append((blob, 0, count))
+                load.used = count
+                lane.seal(load)
+                stream.parts.put(load)
+        finally:
+            stream.parts.put(None)
+
+    def _hand_over(self) -> None:
+        for device in list(self._open):
+            self._submit(device)
+
+    def _submit(self, device: str) -> None:
+        load = self._open.pop(device)
+        if load.pieces:
+            self._lanes[device].seal(load)
+            self._workers.put(load)
+        else:
+            load.release()
+
+    def _chunk(self, pool: ChunkPool, *, helping: bool = True) -> Chunk:
+        while (chunk := pool.take()) is None:
+            self._hand_over()
+            if not self._workers.alive:
+                raise RuntimeError("the threads that write a capture have ended")
+            if not helping or not self._workers.help():
+                pool.wait(1.0)
+        return chunk
+
+    def _placed(self, shards: dict[str, ShardFile]) -> dict[str, ShardFile]:
+        return {f"{self.folder.name}/{name}": shard for name, shard in shards.items()}
 
     def _run(self) -> None:
         while True:
             kind, item = self._queue.get()
             try:
-                if kind == "blob":
-                    self._write_blob(item)
-                elif kind == "mark":
+                if kind == "mark":
                     item.set()
                 elif kind == "stop":
-                    break
+                    return
                 else:
                     self._files[kind].append(self._encoder.encode_lines(item))
             except Exception as error:  # the thread must go on: the step would wait for it forever
-                self._problem(f"{kind} could not be written", error)
-        for closing in (self._shards.close, *(file.close for file in self._files.values())):
-            try:
-                closing()
-            except OSError as error:
-                self._problem("a file could not be closed", error)
-
-    def _write_blob(self, blob: Blob) -> None:
-        try:
-            reason = "the disk is full" if self._full else self._lacks_space(blob.nbytes)
-            if reason is None:
-                self._store(blob)
-            else:
-                self.drop(key=blob.key, tensor=blob.tensor, nbytes=blob.nbytes, reason=reason)
-        except OSError as error:
-            self._full = True
-            self.drop(
-                key=blob.key,
-                tensor=blob.tensor,
-                nbytes=blob.nbytes,
-                reason=f"writing failed: {error.strerror}",
-            )
-            raise
-        finally:
-            blob.done()
-            with self._room:
-                self._waiting -= blob.nbytes
-                self._room.notify_all()
-
-    def _store(self, blob: Blob) -> None:
-        data = blob.fetch()
-        name = blob_name(data, dtype=blob.dtype, shape=blob.shape)
-        if name not in self._known:
-            line = self._shards.append(name, data, dtype=blob.dtype, shape=blob.shape)
-            self._known[name] = line
-            self._files["blobs"].append(self._encoder.encode_lines([line]))
-        self._files["contents"].append(
-            self._encoder.encode_lines([ContentLine(content=blob.content, blob=name)])
-        )
-
-    def _lacks_space(self, nbytes: int) -> str | None:
-        free = shutil.disk_usage(self.folder).free
-        if free - nbytes < DISK_RESERVE:
-            return f"the disk has {free} bytes free, and {DISK_RESERVE} are left alone"
-        return None
-
-    def _problem(self, what: str, error: Exception) -> None:
-        text = f"{what}: {type(error).__name__}: {error}"
-        if text not in self.problems:
-            self.problems.append(text)
-            log.warning("capture: %s", text)
-
-
-class _LineFile:
-    """A file of JSON lines; a write that fails leaves no half line behind."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-        self._end = 0
-
-    def append(self, data: bytes) -> None:
-        view, at = memoryview(data), self._end
-        try:
-            while view:
-                done = os.pwrite(self._descriptor, view, at)
-                view, at = view[done:], at + done
-        except OSError:
-            os.ftruncate(self._descriptor, self._end)
-            raise
-        self._end = at
-
-    def close(self) -> None:
-        os.close(self._descriptor)
+                self.failed(f"{kind} could not be written", error)

@@ -16,7 +16,9 @@ import pytest
 import torch
 from torch import nn
 
-from bridge.capture import writer as writer_module
+from bridge.capture import lanes as lanes_module
+from bridge.capture import workers as workers_module
+from bridge.capture.linefile import LineFile
 from bridge.capture.select import Selection
 from bridge.capture.store import Capture, load_capture
 from bridge.capture.tracer import Tracer
@@ -86,9 +88,9 @@ def small_disk(tmp_path: Path) -> Any:
     subprocess.run(["umount", "-l", place], check=False)
 
 
-@pytest.mark.parametrize("reserve", [0, writer_module.DISK_RESERVE])
+@pytest.mark.parametrize("reserve", [0, workers_module.DISK_RESERVE])
 def test_a_full_disk(reserve: int, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "DISK_RESERVE", reserve)
+    monkeypatch.setattr(workers_module, "DISK_RESERVE", reserve)
     x = torch.randn(1000, 100)
     tracer = Tracer(None, out=small_disk / "c", step=1, selection=Selection(patterns=("*",)))
     with tracer:
@@ -106,14 +108,14 @@ def test_a_full_disk(reserve: int, small_disk: Path, monkeypatch: pytest.MonkeyP
 def test_files_that_cannot_be_written_do_not_stop_the_step(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = writer_module._LineFile.append
+    real = LineFile.append
 
     def fail(self: Any, data: bytes) -> None:
-        if name.encode() in str(Path(f"/proc/self/fd/{self._descriptor}").readlink()).encode():
+        if self.path.name == f"{name}.jsonl":
             raise OSError(28, "No space left on device")
         real(self, data)
 
-    monkeypatch.setattr(writer_module._LineFile, "append", fail)
+    monkeypatch.setattr(LineFile, "append", fail)
     tracer = Tracer(None, out=tmp_path / "c", step=1, selection=Selection(patterns=("*",)))
     with tracer:
         result = torch.ones(3) + 1
@@ -123,25 +125,30 @@ def test_files_that_cannot_be_written_do_not_stop_the_step(
     assert any(f"{name} could not be written" in text for text in manifest.problems)
 
 
-def test_back_pressure_bounds_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = []
-    real = writer_module.RankWriter._store
+@pytest.mark.parametrize("numbers", [100, 10_000])
+def test_back_pressure_bounds_what_waits(
+    numbers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors smaller and larger than a chunk, written more slowly than they are made."""
+    pools = []
 
-    def slow(self: writer_module.RankWriter, blob: writer_module.Blob) -> None:
-        held.append(self._waiting)
+    def slow(self: Any, load: Any, blobs: Any) -> Any:
+        pools.append(load.pool)
         time.sleep(0.01)
-        real(self, blob)
+        return load.bytes()
 
-    monkeypatch.setattr(writer_module.RankWriter, "_store", slow)
-    monkeypatch.setattr(writer_module, "QUEUE_BYTES", 100_000)
-    monkeypatch.setattr(writer_module.RankWriter.__init__, "__kwdefaults__", {"queue_bytes": 100_000})
+    monkeypatch.setattr(workers_module.Workers, "_arrived", slow)
+    monkeypatch.setattr(lanes_module, "HOST_CHUNK", 4096)
+    monkeypatch.setattr(lanes_module, "WAITING_BYTES", 16384)
     tracer = Tracer(None, out=tmp_path / "c", step=1, selection=Selection(patterns=("*",)))
     with tracer:
-        x = torch.randn(10_000)
+        x = torch.randn(numbers)
         for _ in range(12):
             x = x + 1
-    assert load_capture(tracer.finish()).complete
-    assert max(held) <= 100_000
+    capture = load_capture(tracer.finish())
+    assert capture.complete
+    assert torch.equal(capture.tensors(capture.calls[-1])["outputs/0"], x)
+    assert max(pool.most_taken for pool in pools) <= 4
 
 
 def test_values_that_are_not_finite(capture_of: CaptureOf) -> None:

@@ -63,7 +63,7 @@ def use(path: Path) -> None:
 def forget_hashes(path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     for rank in manifest["ranks"]:
-        rank["files"] = {}
+        rank["files"], rank["shards"] = {}, {}
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 

@@ -177,7 +177,7 @@ def unlock(path: Path) -> dict[str, Any]:
     """Take the hashes out of the manifest, as a forger would, and return it."""
     manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
     for rank in manifest["ranks"]:
-        rank["files"] = {}
+        rank["files"], rank["shards"] = {}, {}
     (path / "manifest.json").write_text(json.dumps(manifest))
     return manifest
 
