@@ -85,13 +85,13 @@ class Observer:
         entry = self.storages.entry(target)
         if not entry.due or self.storages.knows(source):
             return False
-        arrived = self.storages.entry(source, entry.writer)
+        self.storages.entry(source, entry.writer)
         dtype = _dtype_name(target.dtype)
         content = entry.contents.get(place_of(target, dtype))
         alike = source.dtype == target.dtype and source.shape == target.shape
         if content is not None and not content.digested and alike and source.is_contiguous():
             # Recorded when the collective returned, as a content that was not there yet: this is it.
-            self.contents.digest(source, arrived, place_of(source, dtype), content)
+            self.contents.digest(source, place_of(source, dtype), content)
         return True
 
     def distrust(self, tensor: torch.Tensor) -> None:
@@ -146,10 +146,11 @@ class Observer:
             content = self.storages.content(entry, place)
             number = content.number
             if state != LATER:
-                if not content.digested:
-                    self.contents.digest(tensor, place, content)
+                # First, since whoever writes the bytes digests them too.
                 if store and not content.stored:
                     self.contents.store(tensor, place, content, key=key, name=name)
+                if not content.digested:
+                    self.contents.digest(tensor, place, content)
         return TensorRecord(
             name=name,
             dtype=dtype,
