@@ -36,6 +36,7 @@ def verify_kernel(
     max_reference_relative_error: float | None = None,
     isolate: bool = False,
     timeout: float = 300.0,
+    jobs: int | None = None,
     progress: Emit | None = None,
 ) -> Verdict:
     """Judge a kernel and return the verdict that every report renders.
@@ -53,8 +54,9 @@ def verify_kernel(
         max_calls: captured calls to judge at most.
         seed: of everything drawn.
         fudge_factor, project_atol, max_reference_relative_error: gate constants in place of the spec's.
-        isolate: judge in a child process, so that a crash or a hang is a verdict; needs a name or a file.
+        isolate: judge in child processes, so that a crash or a hang is a verdict; needs a name or a file.
         timeout: with `isolate`, the seconds after which a silent kernel counts as hanging.
+        jobs: with `isolate`, processes that share the cases; None: as many as cores and cases are worth.
         progress: called with every event of the judgement.
 
     Raises:
@@ -89,7 +91,7 @@ def verify_kernel(
             )
         from bridge.verify.isolate import verify_isolated
 
-        return verify_isolated(request, timeout=timeout, progress=progress)
+        return verify_isolated(request, timeout=timeout, jobs=jobs, progress=progress)
     from bridge.verify.session import execute
 
     loaded = registry.from_object(spec) if isinstance(spec, KernelSpec) else None

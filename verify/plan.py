@@ -33,6 +33,7 @@ def plan_cases(
     seed: int = 0,
     device: str = "cpu",
     options: Options | None = None,
+    tiles: tuple[int, ...] | None = None,
 ) -> list[Case]:
     """All cases that need no capture, declared ones first, in a fixed order.
 
@@ -41,6 +42,7 @@ def plan_cases(
         seed: of every draw; equal seeds give equal bits.
         device: where the tensors live.
         options: `sweeps=False` leaves only the declared shapes.
+        tiles: extents seen in launches; None: the target runs on the first dtype's declared shapes.
 
     Raises:
         SpecError: a dtype is not declared, or `sample` does not fit its contract.
@@ -53,15 +55,13 @@ def plan_cases(
                 f"dtype must be one that {spec.name} declares ({', '.join(spec.dtypes)}), got {name!r}"
             )
     maker = _Maker(spec=spec, seed=seed, device=device)
-    tiles: tuple[int, ...] = ()
     cases: list[Case] = []
     for dtype in chosen:
         declared = [maker.case(shape, dtype, "declared") for shape in spec.shapes]
         cases += declared
         if options.sweeps:
-            first = dtype == chosen[0]
-            tiles = _observed_tiles(spec, declared) if first else tiles
-            cases += _added(maker, spec, dtype, tiles, options, full=first)
+            tiles = observe_tiles(spec, declared) if tiles is None else tiles
+            cases += _added(maker, spec, dtype, tiles, options, full=dtype == chosen[0])
     return cases
 
 
@@ -83,7 +83,7 @@ def _added(
             yield from maker.optional(base, dtype, "adversarial", label=name, sample=make)
 
 
-def _observed_tiles(spec: KernelSpec, declared: list[Case]) -> tuple[int, ...]:
+def observe_tiles(spec: KernelSpec, declared: Sequence[Case]) -> tuple[int, ...]:
     """Tile extents seen in the constexprs of the launches over the declared shapes."""
     seen: set[int] = set()
     for case in declared:

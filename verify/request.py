@@ -13,6 +13,8 @@ from bridge.verify.verdict import Constants, Provenance, Verdict
 
 #: Phase during which the target first runs, to show its tile sizes.
 PLANNING = "planning"
+#: Phase in which what all cases showed is put together: power, diagnosis.
+WEIGHING = "weighing the evidence"
 
 
 class ConstantChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,8 +153,16 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
     unplanned: bool = False  #: looking for tile sizes killed the process: declared shapes only
 
 
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes a child one of several that judge together."""
+
+    folder: str  #: common to all: what was found about each case
+    first: bool  #: declares and tells the plan; all others draw the same
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a child process is given on stdin."""
 
     request: Request
     resume: Resume
+    share: Share | None = None  #: None: it judges everything by itself

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, overload
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from bridge.environment import device_name
-from bridge.errors import CaptureError, KernelError, SpecError, UsageError, near_misses
+from bridge.errors import KernelError, SpecError, UsageError
 from bridge.verify import assemble, drawn, fallback, provenance, recorded, registry, replay, sites
 from bridge.verify.bind import Bindings, bind_cases
 from bridge.verify.case import Case
-from bridge.verify.judge import Judgement, judge
+from bridge.verify.entries import Announced, Entry, entry_of, one_thread
+from bridge.verify.judge import Judgement, constants_of, judge
+from bridge.verify.loading import load, refuse_torn
 from bridge.verify.options import Options
-from bridge.verify.plan import plan_cases
+from bridge.verify.plan import observe_tiles, plan_cases
 from bridge.verify.registry import LoadedSpec
 from bridge.verify.request import (
     PLANNING,
@@ -27,26 +28,34 @@ from bridge.verify.request import (
     Phase,
     Request,
     Resume,
-    Started,
     Unusable,
 )
 from bridge.verify.spec import KernelSpec
-from bridge.verify.verdict import Verdict
+from bridge.verify.verdict import Constants, Provenance, Verdict
 
 if TYPE_CHECKING:
     from bridge.capture.store import Capture
 
-#: How often a captured case is read again is cheap; holding all of them is not.
-Load = Callable[[], Case]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What is known before the target runs at all."""
+
+    bound: Bindings
+    options: Options
+    stamp: Provenance
+    real: tuple[Entry, ...]
+    drawn: tuple[Case, ...]  #: declared shapes
+    observe: tuple[Case, ...]  #: of those, the ones to run for tile sizes; (): nothing depends on any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A planned case; captured ones are read when they are taken up and let go afterwards."""
+class Plan:
+    """Every case of a judgement, in order, and how it is to be judged."""
 
-    name: str
-    family: str
-    load: Load
+    entries: tuple[Entry, ...]
+    bound: Bindings
+    options: Options
 
 
 def execute(
@@ -68,21 +77,36 @@ def execute(
     Raises:
         BridgeError: something of the request cannot be served, or the kernel raised.
     """
-    say = emit if emit is not None else _silent
-    session = _open(request, say, resume or Resume(), loaded, capture)
+    say = emit if emit is not None else silent
+    session = open_session(request, say, resume or Resume(), loaded, capture)
     try:
-        verdict = session.run()
+        with one_thread():
+            verdict = session.run()
     except KernelError as error:
-        if "CUDA error" in str(error):
-            say(Unusable(reason=str(error)))
+        tell_broken(error, say)
         raise
     say(Finished(verdict=verdict))
     return verdict
 
 
-def _open(
-    request: Request, say: Emit, resume: Resume, loaded: LoadedSpec | None, capture: Capture | None
-) -> _Session:
+def tell_broken(error: KernelError, say: Emit) -> None:
+    """Say that this process is of no more use when the kernel's error broke the GPU's context."""
+    if "CUDA error" in str(error):
+        say(Unusable(reason=str(error)))
+
+
+def open_session(
+    request: Request,
+    say: Emit,
+    resume: Resume,
+    loaded: LoadedSpec | None = None,
+    capture: Capture | None = None,
+) -> Session:
+    """Load the kernel and the capture of a request.
+
+    Raises:
+        BridgeError: as `execute`.
+    """
     request.check(named=loaded is None)
     say(Phase(name="loading"))
     if capture is None and request.capture is not None:
@@ -90,168 +114,138 @@ def _open(
 
         capture = load_capture(request.capture)
     if capture is not None:
-        _refuse_torn(capture, partial=request.partial)
+        refuse_torn(capture, partial=request.partial)
     if loaded is None:
         loaded = load(request, capture)
-    return _Session(request, loaded, capture, say, resume)
+    return Session(request, loaded, capture, say, resume)
 
 
-def prepare(request: Request) -> tuple[LoadedSpec, Declared, list[Entry]]:
+def prepare(request: Request) -> tuple[LoadedSpec, Declared, tuple[Entry, ...]]:
     """The kernel, the declaration and every case of a request, without judging; what `execute` starts from.
 
     Raises:
         BridgeError: as `execute`.
     """
-    session = _open(request, _silent, Resume(), None, None)
-    entries, _, _, declared = session.prepare()
-    return session.loaded, declared, entries
+    session = open_session(request, silent, Resume())
+    with one_thread():
+        plan, declared = session.prepare()
+    return session.loaded, declared, plan.entries
 
 
-def _refuse_torn(capture: Capture, *, partial: bool) -> None:
-    """A capture whose writer died is judged only on request: what it lacks may be what diverged."""
-    torn = [text for text in capture.problems if text not in capture.manifest.problems]
-    if not capture.calls:
-        raise CaptureError(
-            f"{capture.path} holds no calls{': ' + torn[0] if torn else ''}; capture the step again"
-        )
-    if torn and not partial:
-        raise CaptureError(f"{capture.path}: {torn[0]}; capture again, or judge what is there with --partial")
-
-
-def load(request: Request, capture: Capture | None) -> LoadedSpec:
-    """The spec that a request names, or one made for an override or a pair of functions."""
-    if request.kernel is not None:
-        return _load_file(request, request.kernel)
-    if request.reference is not None and request.target_fn is not None:
-        from bridge.verify.pair import pair_spec
-
-        return pair_spec(
-            request.reference,
-            request.target_fn,
-            op=request.op,
-            capture=capture,
-            shapes=request.shapes,
-            dtypes=request.dtypes,
-        )
-    if request.op is None:
-        raise UsageError("nothing to judge: name a kernel with --op NAME or --kernel FILE")
-    if capture is not None and request.op not in registry.known_names():
-        from bridge.verify import auto
-
-        name = request.op if "." in request.op else auto.site_override(request.op, capture)
-        if name is not None:
-            return auto.override_spec(name, capture)
-    return registry.load_spec(request.op)
-
-
-def _load_file(request: Request, kernel: str) -> LoadedSpec:
-    loaded = registry.load_spec(kernel, op=request.op)
-    known = (loaded.spec.name, *registry.known_names())
-    if request.op is not None and request.capture is None and request.op not in known:
-        raise UsageError(
-            f"--op {request.op!r} is not the kernel in {kernel}; {near_misses(request.op, known)}"
-        )
-    return loaded
-
-
-def _silent(event: Event) -> None:
+def silent(event: Event) -> None:
     """Nobody wants to know."""
 
 
-class _Announced(Sequence[Case]):
-    """Cases that say so when they are taken up: `judge` works through them one by one.
-
-    This is how the process above knows which case a crash belongs to.
-    """
-
-    def __init__(
-        self, entries: Sequence[tuple[int, Entry]], say: Emit, total: int, done: Callable[[Case], None]
-    ) -> None:
-        self._entries = entries
-        self._say = say
-        self._total = total
-        self._done = done
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @overload
-    def __getitem__(self, index: int) -> Case: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Case]: ...
-    def __getitem__(self, index: int | slice) -> Case | Sequence[Case]:
-        if isinstance(index, slice):
-            return [entry.load() for _, entry in self._entries[index]]
-        return self._entries[index][1].load()
-
-    def __iter__(self) -> Iterator[Case]:
-        for number, entry in self._entries:
-            self._say(Started(case=entry.name, number=number, total=self._total))
-            case = entry.load()
-            yield case
-            self._settle(case)
-            self._done(case)
-        self._say(Phase(name="weighing the evidence"))
-
-    def _settle(self, case: Case) -> None:
-        """Find an illegal access on a GPU now, while it is known which case it belongs to."""
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            self._say(Unusable(reason=reason))
-            raise KernelError(f"the target broke the GPU context on {case.name}: {reason}") from error
-
-
 @dataclass(slots=True)
-class _Session:
+class Session:
+    """A judgement under way; its stages run in one process, or each in the one that it falls to."""
+
     request: Request
     loaded: LoadedSpec
     capture: Capture | None
     say: Emit
     resume: Resume
+    _threads: int = field(default_factory=torch.get_num_threads)
+    _captured: dict[str, tuple[str, ...]] = field(default_factory=dict)  #: digests of captured cases
+
+    @property
+    def constants(self) -> Constants:
+        """The gate's: those asked for, else the spec's."""
+        return self.request.constants.over(constants_of(self.spec))
 
     @property
     def spec(self) -> KernelSpec:
         return self.loaded.spec
 
     def run(self) -> Verdict:
-        return self._judge(*self.prepare())
+        plan, declared = self.prepare()
+        lost = {item.case for item in self.resume.lost}
+        last = self.resume.last or len(plan.entries)
+        kept = [(n, e) for n, e in enumerate(plan.entries, 1) if e.name not in lost and n <= last]
+        replayed: list[replay.Replayed] = []
 
-    def prepare(self) -> tuple[list[Entry], Bindings, Options, Declared]:
+        def done(case: Case) -> None:
+            found = self.replayed(case, plan.options)
+            if found is not None:
+                replayed.append(found)
+
+        found: Judgement | None = None
+        if kept:
+            taken = Announced(kept, self.say, len(plan.entries), done, self.threads)
+            found = judge(self.spec, taken, constants=declared.constants, options=plan.options)
+        return self.conclude(plan, declared, found, replayed)
+
+    def prepare(self) -> tuple[Plan, Declared]:
         """Bind, plan and declare; the target runs for the first time while tile edges are planned."""
+        begun = self.begin()
+        tiles: tuple[int, ...] = ()
+        if begun.observe:
+            # What is known without running the target is declared before it runs.
+            self.say(self.declare_drawn(begun))
+            self.say(Phase(name=PLANNING))
+            tiles = observe_tiles(self.spec, begun.observe)
+        plan = self.plan(begun, tiles)
+        declared = self.declare(begun, plan.entries)
+        self.say(declared)
+        return plan, declared
+
+    def begin(self) -> Begun:
+        """Bind captured calls and draw the declared shapes."""
         request = self.request
         self._check_choices()
-        device = "cuda" if torch.cuda.is_available() else "cpu"
         stamp = provenance.make_provenance(self.loaded, request)
-        bound = self._bind(device)
+        bound = self._bind()
         options = Options(seed=request.seed, sweeps=request.sweep, recorded=request.target == "recorded")
         if options.recorded:
             spec, bound = recorded.only_recorded(self.spec, bound)
             self.loaded = replace(self.loaded, spec=spec)
         real = [Entry(name=item.name, family="captured", load=item.load) for item in bound.bound]
-        digests = {entry.name: provenance.case_digests(entry.load()) for entry in real}
-        drawn: list[Case] = []
+        known: list[Case] = []
+        observe: list[Case] = []
         if request.sweep and self.loaded.origin == "override":
             text = "drawn inputs and tile edges: an override has no spec that says how to draw them"
             bound = replace(bound, left_out=(*bound.left_out, text))
         elif request.sweep and not options.recorded:
-            # Tile edges are found by running the target, so what is known without it is declared first.
-            drawn = self._plan(device, replace(options, sweeps=False))
-            known = digests | {case.name: provenance.case_digests(case) for case in drawn}
-            self.say(provenance.declare(self.loaded, request, known, stamp))
-            self.say(Phase(name=PLANNING))
+            known = self._draw(replace(options, sweeps=False), ())
             if not (request.quick or self.resume.unplanned):
-                drawn = self._plan(device, options)
-        digests |= {case.name: provenance.case_digests(case) for case in drawn}
-        declared = provenance.declare(self.loaded, request, digests, stamp)
-        self.say(declared)
-        entries = real + [
-            Entry(name=case.name, family=case.family, load=partial(_same, case)) for case in drawn
-        ]
-        return entries, bound, options, declared
+                observe = known[: len(request.shapes or self.spec.shapes)]
+        return Begun(
+            bound=bound,
+            options=options,
+            stamp=stamp,
+            real=tuple(real),
+            drawn=tuple(known),
+            observe=tuple(observe),
+        )
+
+    def plan(self, begun: Begun, tiles: tuple[int, ...]) -> Plan:
+        """Every case, with edges at `tiles`."""
+        cases = self._draw(begun.options, tiles) if begun.observe else begun.drawn
+        return Plan(entries=(*begun.real, *map(entry_of, cases)), bound=begun.bound, options=begun.options)
+
+    def declare(self, begun: Begun, entries: Sequence[Entry]) -> Declared:
+        """What is fixed before the target runs on `entries`."""
+        digests = {entry.name: self._digests(entry) for entry in entries}
+        return provenance.declare(self.loaded, self.request, digests, begun.stamp)
+
+    def declare_drawn(self, begun: Begun) -> Declared:
+        """What can be fixed before the target runs at all."""
+        return self.declare(begun, (*begun.real, *map(entry_of, begun.drawn)))
+
+    def _digests(self, entry: Entry) -> tuple[str, ...]:
+        if entry.family != "captured":
+            return provenance.case_digests(entry.load())
+        if entry.name not in self._captured:
+            self._captured[entry.name] = provenance.case_digests(entry.load())
+        return self._captured[entry.name]
+
+    def threads(self, entry: Entry) -> AbstractContextManager[None]:
+        """Captured tensors are large, and are replayed on as many threads as their run had."""
+        return one_thread(self._threads if entry.family == "captured" else 1)
+
+    def replayed(self, case: Case, options: Options) -> replay.Replayed | None:
+        """A captured case against its record."""
+        return replay.replay(self.spec, case) if case.family == "captured" and not options.recorded else None
 
     def _check_choices(self) -> None:
         spec, request = self.spec, self.request
@@ -268,7 +262,7 @@ class _Session:
                     f"op {spec.name} does not declare shapes like {shape} (declared: {declared})"
                 )
 
-    def _bind(self, device: str) -> Bindings:
+    def _bind(self) -> Bindings:
         request, spec = self.request, self.spec
         if self.capture is None:
             return Bindings()
@@ -285,44 +279,40 @@ class _Session:
             op=request.call or op,
             max_calls=request.max_calls,
             seed=request.seed,
-            device=device,
+            device=_device(),
         )
 
-    def _plan(self, device: str, options: Options) -> list[Case]:
+    def _draw(self, options: Options, tiles: tuple[int, ...]) -> list[Case]:
         spec = replace(self.spec, shapes=self.request.shapes) if self.request.shapes else self.spec
-        dtypes = self.request.dtypes or None
         try:
-            return plan_cases(spec, dtypes=dtypes, seed=self.request.seed, device=device, options=options)
+            return plan_cases(
+                spec,
+                dtypes=self.request.dtypes or None,
+                seed=self.request.seed,
+                device=_device(),
+                options=options,
+                tiles=tiles,
+            )
         except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
             raise SpecError(
                 f"KernelSpec {spec.name}: drawing inputs raised {type(error).__name__}: {error}; "
                 "check `sample` and `reference`"
             ) from error
 
-    def _judge(
-        self, entries: Sequence[Entry], bound: Bindings, options: Options, declared: Declared
+    def conclude(
+        self, plan: Plan, declared: Declared, found: Judgement | None, replayed: Sequence[replay.Replayed]
     ) -> Verdict:
+        """The verdict, from what judging found and what was lost on the way."""
         lost = {item.case: item for item in self.resume.lost}
+        entries, options = plan.entries, plan.options
         last = self.resume.last or len(entries)
-        kept = [(n, entry) for n, entry in enumerate(entries, 1) if entry.name not in lost and n <= last]
-        replayed: list[replay.Replayed] = []
-
-        def done(case: Case) -> None:
-            if case.family == "captured" and not options.recorded:
-                found = replay.replay(self.spec, case)
-                if found is not None:
-                    replayed.append(found)
-
-        found: Judgement | None = None
-        if kept:
-            taken = _Announced(kept, self.say, len(entries), done)
-            found = judge(self.spec, taken, constants=declared.constants, options=options)
-        kernels = self._kernels(bound, found, options)
+        first = next((entry for entry in entries[:last] if entry.name not in lost), None)
+        kernels = self._kernels(plan.bound, found, options)
         fidelity = replay.summarise(
             replayed,
-            captured=len(bound.bound),
+            captured=len(plan.bound.bound),
             captured_on=self.capture.manifest.device if self.capture is not None else "",
-            here=device_name(),
+            here=declared.provenance.device,
             kernels=kernels,
             recorded=options.recorded,
         )
@@ -332,8 +322,8 @@ class _Session:
             declared=declared,
             fidelity=fidelity,
             lost=[(entry.load(), lost[entry.name]) for entry in entries if entry.name in lost],
-            left_out=self._left_out(bound, beyond=len(entries) - last),
-            fallback=self._fallback(kept, kernels, options),
+            left_out=self._left_out(plan.bound, beyond=len(entries) - last),
+            fallback=None if first is None else self._fallback(first, kernels, options),
             drawn=self._drawn(entries, found),
         )
 
@@ -355,15 +345,13 @@ class _Session:
             return sites.kernels_inside(self.capture, bound.calls)
         return found.kernels if found is not None else ()
 
-    def _fallback(
-        self, kept: Sequence[tuple[int, Entry]], kernels: tuple[str, ...], options: Options
-    ) -> str | None:
+    def _fallback(self, first: Entry, kernels: tuple[str, ...], options: Options) -> str | None:
         name = self.spec.name
-        if kernels or not kept:
+        if kernels:
             return None
         if options.recorded:
             return f"{name}: the run launched no kernel in the captured calls: they hold no kernel's output"
-        ran = fallback.eager_operators(self.spec, kept[0][1].load())
+        ran = fallback.eager_operators(self.spec, first.load())
         if not ran:
             return None
         shown = ", ".join(ran[:4]) + (", ..." if len(ran) > 4 else "")
@@ -384,5 +372,5 @@ class _Session:
         return drawn.compare(self.spec, [real[0].load()], [entry.load() for entry in declared])
 
 
-def _same(case: Case) -> Case:
-    return case
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bridge.verify.request import Event, Lost
+from bridge.verify.request import Declared, Event, Lost
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +50,7 @@ class Take(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Conclude(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Task: put the verdict together from what all workers left."""
 
+    declared: Declared
     done: tuple[int, ...]
     lost: tuple[Lost, ...]
     last: int | None
@@ -87,11 +88,11 @@ class Free(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Reply: the cases that were taken are judged."""
 
 
-class Unlike(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Reply: this process draws other inputs than those declared; only one process can judge this kernel."""
+class Alone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Reply: only a single process can judge this kernel."""
 
-    case: str
+    reason: str
 
 
-Reply = Loaded | Observed | Planned | Judged | Free | Unlike
+Reply = Loaded | Observed | Planned | Judged | Free | Alone
 Message = Event | Reply

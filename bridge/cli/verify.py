@@ -62,6 +62,8 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True,
               help="Seconds one case may take before the kernel counts as hanging.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N",
+              help="Processes that share the cases  [default: by cores and cases]")  # fmt: skip
 @click.option(
     "--in-process", is_flag=True, help="No child process, for a debugger; a crash ends the command."
 )
@@ -105,7 +107,9 @@ def command(**options: Any) -> int:
         else:
             from bridge.verify.isolate import verify_isolated
 
-            verdict = verify_isolated(request, timeout=options["timeout"], progress=progress)
+            verdict = verify_isolated(
+                request, timeout=options["timeout"], jobs=options["jobs"], progress=progress
+            )
         return publish(verdict, options)
 
 

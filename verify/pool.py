@@ -1,0 +1,321 @@
+"""Several child processes judge one kernel: who does what next, and what their answers come to. No torch.
+
+Tile sizes are looked for by all, then every worker draws all cases and takes groups of them, those that take
+longest first. Cases of one group run the same compiled kernels, so that a GPU's compiler is not asked for one
+twice at the same time. The verdict is the one that a single process would reach: cases count in their
+order, whoever judged them and whenever.
+"""
+
+from __future__ import annotations
+
+import select
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from bridge.errors import BridgeError, KernelError
+from bridge.verify.child import MIN_LOADING_SECONDS, Child, error_of, hangs, raise_refusal
+from bridge.verify.request import (
+    PLANNING,
+    Broke,
+    Declared,
+    Event,
+    Finished,
+    Job,
+    Lost,
+    Phase,
+    Refused,
+    Request,
+    Resume,
+    Share,
+    Started,
+    Unusable,
+)
+from bridge.verify.tasks import (
+    Alone,
+    Conclude,
+    Drawn,
+    Free,
+    Judged,
+    Kept,
+    Loaded,
+    Message,
+    Observe,
+    Observed,
+    Plan,
+    Planned,
+    Take,
+)
+from bridge.verify.verdict import Verdict
+
+#: A kernel that crashes everywhere is not worth a process per case.
+MAX_LOST = 4
+
+Say = Callable[[Event], None]
+
+
+class NotShared(Exception):
+    """Only a single process can judge this kernel; carries why, in words."""
+
+
+class _Unplanned(Exception):
+    """The kernel died while its tile sizes were looked for."""
+
+
+def judge_together(request: Request, *, jobs: int, timeout: float, progress: Say) -> Verdict:
+    """Judge with `jobs` processes.
+
+    Args:
+        timeout: seconds without news from a process after which the kernel counts as hanging in it.
+        progress: called with every event; cases are numbered as they are taken up.
+
+    Raises:
+        BridgeError: whatever the judgement refuses.
+        NotShared: it has to be done by one process.
+    """
+    resume = Resume()
+    while True:
+        with tempfile.TemporaryDirectory(prefix="bridge-") as folder:
+            pool = _Pool(request, resume, folder, jobs, timeout, progress)
+            try:
+                return pool.run()
+            except _Unplanned:
+                resume = Resume(unplanned=True)
+            finally:
+                pool.end()
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    child: Child
+    first: bool = False
+    does: str = "loading"  #: "" when it waits for a task
+    planned: bool = False
+    numbers: list[int] = field(default_factory=list)  #: taken and not yet judged
+    case: Started | None = None
+    heard: float = field(default_factory=time.monotonic)
+
+    def fileno(self) -> int:
+        return self.child.fileno()
+
+    def limit(self, timeout: float) -> float:
+        """Seconds without news that count as hanging."""
+        if not self.does:
+            return float("inf")
+        running = self.case is not None or self.does == PLANNING
+        return timeout if running else max(timeout, MIN_LOADING_SECONDS)
+
+
+class _Pool:
+    def __init__(
+        self, request: Request, resume: Resume, folder: str, jobs: int, timeout: float, progress: Say
+    ) -> None:
+        self._request, self._resume, self._folder = request, resume, folder
+        self._jobs, self._timeout, self._say = jobs, timeout, progress
+        self._workers: list[_Worker] = []
+        self._phases: set[str] = set()
+        self._observe: list[int] | None = None  #: places still to be run for tile sizes; None: not known yet
+        self._tiles: set[int] = set()
+        self._declared: Declared | None = None
+        self._cases: tuple[Drawn, ...] | None = None  #: None: not planned yet
+        self._groups: list[list[int]] = []  #: those that take longest last
+        self._started = 0
+        self._done: set[int] = set()
+        self._kept: list[Kept] = []
+        self._lost: list[Lost] = []
+        self._refused: dict[int, BridgeError] = {}
+        self._verdict: Verdict | None = None
+
+    def run(self) -> Verdict:
+        for number in range(self._jobs):
+            self._start(first=number == 0)
+        while self._verdict is None:
+            for worker in [w for w in self._workers if not w.does]:
+                self._hand_out(worker)
+            self._conclude()
+            self._wait()
+        return self._verdict
+
+    def end(self) -> None:
+        """End every process that still runs."""
+        for worker in self._workers:
+            worker.child.end()
+        self._workers.clear()
+
+    def _start(self, *, first: bool = False) -> None:
+        share = Share(folder=self._folder, first=first)
+        job = Job(request=self._request, resume=self._resume, share=share)
+        self._workers.append(_Worker(Child(job), first=first))
+
+    # Work
+
+    def _hand_out(self, worker: _Worker) -> None:
+        if self._observe is None:
+            return  # Nothing is declared yet.
+        if self._observe:
+            self._enter(Phase(name=PLANNING))
+            self._give(worker, PLANNING, Observe(place=self._observe.pop(0)))
+        elif any(w.does == PLANNING for w in self._workers):
+            return
+        elif not worker.planned:
+            self._give(worker, "drawing inputs", Plan(tiles=tuple(sorted(self._tiles))))
+        elif self._cases is not None:
+            self._take(worker, self._cases)
+
+    def _take(self, worker: _Worker, cases: Sequence[Drawn]) -> None:
+        declared = self._declared
+        assert declared is not None
+        while self._groups:
+            numbers = [n for n in self._groups.pop() if self._needed(n)]
+            if numbers:
+                digests = tuple(declared.input_digests[cases[n - 1].name] for n in numbers)
+                worker.numbers = numbers
+                task = Take(numbers=tuple(numbers), digests=digests, kept=tuple(self._kept))
+                self._give(worker, "judging", task)
+                return
+
+    def _give(self, worker: _Worker, what: str, task: Observe | Plan | Take | Conclude) -> None:
+        worker.does, worker.case, worker.heard = what, None, time.monotonic()
+        worker.child.send(task)
+
+    def _share_out(self, cases: Sequence[Drawn]) -> None:
+        groups: dict[str, list[int]] = {}
+        for number, case in enumerate(cases, 1):
+            groups.setdefault(case.group, []).append(number)
+        self._groups = sorted(groups.values(), key=lambda g: sum(cases[n - 1].cost for n in g))
+
+    # What counts, in the order of the cases
+
+    def _last(self) -> int | None:
+        """Number of the last case that counts once the kernel has crashed too often."""
+        numbers = sorted(item.number for item in self._lost)
+        return numbers[MAX_LOST - 1] if len(numbers) >= MAX_LOST else None
+
+    def _needed(self, number: int) -> bool:
+        last = self._last()
+        return (last is None or number <= last) and all(number < n for n in self._refused)
+
+    def _open(self, cases: Sequence[Drawn]) -> bool:
+        """Whether a case that counts is still to be judged."""
+        settled = self._done | {item.number for item in self._lost}
+        return any(n not in settled and self._needed(n) for n in range(1, len(cases) + 1))
+
+    def _conclude(self) -> None:
+        if self._declared is None or self._cases is None or self._open(self._cases):
+            return
+        if any(w.does == "concluding" for w in self._workers):
+            return
+        last = self._last()
+        if self._refused and (last is None or min(self._refused) < last):
+            raise self._refused[min(self._refused)]
+        for worker in [w for w in self._workers if w.does not in ("", "loading", "drawing inputs")]:
+            self._dismiss(worker)  # It judges what does not count.
+        free = next((w for w in self._workers if not w.does and w.planned), None)
+        if free is None:
+            if not self._workers:
+                self._start()
+            return
+        lost = sorted(self._lost, key=lambda item: item.number)[:MAX_LOST]
+        taken = sorted(n for n in self._done if last is None or n <= last)
+        self._give(
+            free,
+            "concluding",
+            Conclude(declared=self._declared, done=tuple(taken), lost=tuple(lost), last=last),
+        )
+        for worker in [w for w in self._workers if w is not free]:
+            self._dismiss(worker)
+
+    def _dismiss(self, worker: _Worker) -> None:
+        worker.child.end()
+        self._workers.remove(worker)
+
+    # News
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        left = min(w.heard + w.limit(self._timeout) - now for w in self._workers)
+        ready = select.select(self._workers, [], [], max(0.0, min(left, 3600.0)))[0]
+        for worker in ready:
+            said = worker.child.read()
+            if said is None:
+                self._died(worker, worker.child.how_it_ended())
+                continue
+            worker.heard = time.monotonic()
+            for message in said:
+                if worker in self._workers:
+                    self._hear(worker, message)
+        for worker in list(self._workers):
+            limit = worker.limit(self._timeout)
+            if worker not in ready and time.monotonic() > worker.heard + limit:
+                self._died(worker, hangs(limit))
+
+    def _hear(self, worker: _Worker, message: Message) -> None:
+        if isinstance(message, Started):
+            worker.case = message
+            self._started += 1
+            self._say(Started(case=message.case, number=self._started, total=message.total))
+        elif isinstance(message, Judged):
+            worker.case = None
+            worker.numbers.remove(message.number)
+            self._done.add(message.number)
+            if message.kept is not None:
+                self._kept.append(message.kept)
+        elif isinstance(message, Unusable):
+            self._died(worker, message.reason)
+        elif isinstance(message, Refused) and worker.case is not None:
+            # Whoever judges in order may never get here, or be refused earlier.
+            self._refused[worker.case.number] = error_of(message)
+            self._replace(worker)
+        elif isinstance(message, Refused | Broke):
+            raise_refusal(message)
+        elif isinstance(message, Alone):
+            raise NotShared(message.reason)
+        elif isinstance(message, Declared):
+            self._declared = message
+            self._say(message)
+        elif isinstance(message, Phase):
+            self._enter(message)
+        elif isinstance(message, Finished):
+            self._say(message)
+            self._verdict = message.verdict
+        else:
+            self._ready(worker, message)
+
+    def _ready(self, worker: _Worker, reply: Loaded | Observed | Planned | Free) -> None:
+        worker.does = ""
+        if isinstance(reply, Loaded) and worker.first:
+            self._observe = list(range(reply.observe))
+        elif isinstance(reply, Observed):
+            self._tiles.update(reply.tiles)
+        elif isinstance(reply, Planned):
+            worker.planned = True
+            if worker.first:
+                self._cases = reply.cases
+                self._share_out(reply.cases)
+
+    def _enter(self, phase: Phase) -> None:
+        if phase.name not in self._phases:
+            self._phases.add(phase.name)
+            self._say(phase)
+
+    def _died(self, worker: _Worker, reason: str) -> None:
+        if worker.does == PLANNING and not self._resume.unplanned:
+            raise _Unplanned
+        if worker.case is None:
+            text = (
+                f"while {worker.does or 'waiting'}, {reason}; --in-process runs the kernel under a debugger"
+            )
+            raise KernelError(text)
+        case = worker.case
+        self._lost.append(Lost(case=case.case, number=case.number, reason=reason))
+        worker.numbers.remove(case.number)
+        self._replace(worker)
+
+    def _replace(self, worker: _Worker) -> None:
+        """Put back what a lost worker had not judged; a new one takes its place when there is work for it."""
+        if worker.numbers:
+            self._groups.append(worker.numbers)
+        self._dismiss(worker)
+        if any(self._needed(n) for group in self._groups for n in group):
+            self._start()

@@ -1,0 +1,175 @@
+"""One worker's part of a judgement that several processes share: tasks in, replies out.
+
+Every worker loads the kernel and draws the same cases from the same seed; which of them it judges is the
+process above's choice. What it finds lies in a common folder, for the worker that puts the verdict together.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bridge.errors import KernelError
+from bridge.verify.entries import Entry, one_thread, settle
+from bridge.verify.judge import JudgedCase, judge_case, keep_little, kept_of, weigh, worth_keeping
+from bridge.verify.plan import OWN_FAMILIES, observe_tiles
+from bridge.verify.provenance import case_digests
+from bridge.verify.replay import Replayed
+from bridge.verify.request import WEIGHING, Finished, Job, Phase, Resume, Share, Started
+from bridge.verify.session import Begun, Plan, Session, open_session, tell_broken
+from bridge.verify.tasks import (
+    Alone,
+    Conclude,
+    Drawn,
+    Free,
+    Judged,
+    Kept,
+    Loaded,
+    Message,
+    Observe,
+    Observed,
+    Planned,
+    Take,
+    Task,
+)
+
+#: Elements that take about as long as what any case costs.
+_UNIT_ELEMENTS = 4096
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """What judging one case left; judged: None when the case was dropped."""
+
+    judged: JudgedCase | None
+    replayed: Replayed | None
+
+
+def serve(job: Job, share: Share, emit: Callable[[Message], None], tasks: Iterable[Task]) -> None:
+    """Answer tasks until there are no more.
+
+    Raises:
+        BridgeError: as `session.execute`.
+    """
+    session = open_session(job.request, emit, job.resume)
+    try:
+        with one_thread():
+            _Worker(session, share, emit).serve(tasks)
+    except KernelError as error:
+        tell_broken(error, emit)
+        raise
+
+
+class _Worker:
+    def __init__(self, session: Session, share: Share, emit: Callable[[Message], None]) -> None:
+        self._session = session
+        self._share = share
+        self._emit = emit
+        self._plan: Plan | None = None
+
+    def serve(self, tasks: Iterable[Task]) -> None:
+        session, emit = self._session, self._emit
+        begun = session.begin()
+        if self._share.first and begun.observe:
+            emit(session.declare_drawn(begun))
+        emit(Loaded(observe=len(begun.observe)))
+        for task in tasks:
+            if isinstance(task, Observe):
+                emit(Observed(tiles=observe_tiles(session.spec, [begun.observe[task.place]])))
+            elif isinstance(task, Take):
+                self._take(task)
+            elif isinstance(task, Conclude):
+                self._conclude(task)
+            else:
+                self._draw(begun, task.tiles)
+
+    def _draw(self, begun: Begun, tiles: tuple[int, ...]) -> None:
+        self._plan = self._session.plan(begun, tiles)
+        if self._share.first:
+            self._emit(self._session.declare(begun, self._plan.entries))
+        self._emit(Planned(cases=tuple(map(_drawn, self._plan.entries)) if self._share.first else ()))
+
+    def _take(self, task: Take) -> None:
+        assert self._plan is not None
+        entries, kept = self._plan.entries, list(task.kept)
+        for number, digests in zip(task.numbers, task.digests, strict=True):
+            entry = entries[number - 1]
+            if entry.family != "captured" and case_digests(entry.load()) != digests:
+                self._emit(Alone(reason=f"`sample` draws other inputs for {entry.name} in another process"))
+                return
+            self._emit(Started(case=entry.name, number=number, total=len(entries)))
+            part = self._judge(entry)
+            left = self._kept(part, number, kept)
+            try:
+                torch.save(part, self._file(number))
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                self._emit(Alone(reason=f"what {entry.name} holds cannot be passed on: {error}"))
+                return
+            self._emit(Judged(number=number, kept=left))
+        self._emit(Free())
+
+    def _judge(self, entry: Entry) -> Part:
+        assert self._plan is not None
+        session, options = self._session, self._plan.options
+        with session.threads(entry):
+            case = entry.load()
+            judged = judge_case(session.spec, case, constants=session.constants, options=options)
+            settle(case, self._emit)
+            return Part(judged=judged, replayed=session.replayed(case, options))
+
+    def _kept(self, part: Part, number: int, kept: list[Kept]) -> Kept | None:
+        """Keep the tensors of a case only when no judgement in order could do without them."""
+        if part.judged is None or part.judged.evidence is None:
+            return None
+        own = kept_of(part.judged.evidence, number)
+        if not worth_keeping(part.judged.evidence, [k for k in kept if k.number < number]):
+            part.judged.evidence = None
+            return None
+        kept.append(own)
+        return own
+
+    def _conclude(self, task: Conclude) -> None:
+        assert self._plan is not None
+        session, plan = self._session, self._plan
+        session.resume = Resume(lost=task.lost, last=task.last, unplanned=session.resume.unplanned)
+        self._emit(Phase(name=WEIGHING))
+        judged: list[JudgedCase] = []
+        replayed: list[Replayed] = []
+        for number in task.done:
+            # Written by a worker of this judgement a moment ago; it holds our own classes.
+            part: Part = torch.load(self._file(number), weights_only=False)
+            if part.judged is not None:
+                keep_little(part.judged, judged)
+                judged.append(part.judged)
+            if part.replayed is not None:
+                replayed.append(part.replayed)
+        constants = task.declared.constants
+        found = None
+        if task.done:
+            found = weigh(session.spec, judged, constants=constants, options=plan.options)
+        verdict = session.conclude(plan, task.declared, found, replayed)
+        self._emit(Finished(verdict=verdict))
+
+    def _file(self, number: int) -> Path:
+        return Path(self._share.folder) / f"{number}.part"
+
+
+def _drawn(entry: Entry) -> Drawn:
+    """How a case is shared out: with those whose rows have about the same length, since tiles follow it."""
+    if entry.family == "captured":
+        # One worker holds captured tensors, one call at a time.
+        return Drawn(name=entry.name, group="captured", cost=1e9)
+    case = entry.load()
+    shape = case.inputs[0].shape
+    columns = int(shape[-1]) if shape else 1
+    size = sum(tensor.numel() for tensor in case.inputs)
+    runs = 3 if entry.family in OWN_FAMILIES else 1
+    return Drawn(
+        name=entry.name,
+        group=f"{case.dtype} {columns if columns & (columns - 1) == 0 else f'{columns.bit_length()} bits'}",
+        cost=runs * (1 + size / _UNIT_ELEMENTS),
+    )
