@@ -62,6 +62,15 @@ def exp(x, PRECISE: tl.constexpr):
 
 
 @device_function
+def exp_in_sum(x, PRECISE: tl.constexpr):
+    """e^x where it is a term of a sum near 1: without PRECISE a result below 2^-126 is 0, which is faster."""
+    if PRECISE:
+        return exp(x, PRECISE)
+    else:  # noqa: RET505  (Triton compiles what follows a return as well)
+        return tl.exp2(x * 1.4426950408889634)
+
+
+@device_function
 def sigmoid(x, PRECISE: tl.constexpr):
     """1 / (1 + e^-x); no cancellation and no overflow at either end."""
     below = 1.0 + exp(-x, PRECISE)
@@ -70,3 +79,19 @@ def sigmoid(x, PRECISE: tl.constexpr):
         return tl.div_rn(tl.zeros_like(below) + 1.0, below)
     else:  # noqa: RET505  (Triton compiles what follows a return as well)
         return 1.0 / below
+
+
+@device_function
+def log1p(x):
+    """ln(1 + x) of an fp32 block, x > -1, within 2 ulp of the result also where x is tiny."""
+    # 1 + x = 2^n m with m in [0.70, 1.42); what the sum rounded off comes back to first order.
+    whole = 1.0 + x
+    lost = tl.where(x > 1.0, 1.0 - (whole - x), x - (whole - 1.0))
+    shifted = whole.to(tl.int32, bitcast=True) - 0x3F330000
+    n = shifted >> 23
+    f = ((shifted & 0x7FFFFF) + 0x3F330000).to(tl.float32, bitcast=True) - 1.0
+    # ln(1 + f) = 2 artanh(s) = 2 s + 2 s (s^2 / 3 + s^4 / 5 + ...), and 2 s = f - s f.
+    s = f / (2.0 + f)
+    z = s * s
+    series = z * (1.0 / 3.0 + z * (1.0 / 5.0 + z * (1.0 / 7.0 + z * (1.0 / 9.0 + z * (1.0 / 11.0)))))
+    return n.to(tl.float32) * 0.6931471805599453 + (lost / whole + (f - s * (f - 2.0 * series)))

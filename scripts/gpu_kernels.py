@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Build, check and measure every built-in kernel on a GPU; prints one Markdown table.
 
-    PYTHONPATH=.links python scripts/gpu_kernels.py [--only NAME ...] [--skip-speed] [--quick] [--json FILE]
+    PYTHONPATH=.links python scripts/gpu_kernels.py [--only NAME ...] [--skip-speed] [--quick] [--jobs N]
+        [--json FILE]
 
-Numbers come first: a kernel whose verdict is not PASS is not timed. Needs torch, triton and a CUDA device; no
-install and no torchtitan. Speed is the share of the bandwidth that a plain copy of 1 GiB reaches in this run.
+Numbers come first: a kernel whose verdict is not PASS is not timed. N processes judge at once, since most of
+that time is compiling; times are taken afterwards, one kernel alone on the device. Needs torch, triton and a
+CUDA device; no install and no torchtitan. Speed is the share of the bandwidth that a plain copy of 1 GiB
+reaches in this run, counting the bytes that a kernel cannot do without.
 """
 
 from __future__ import annotations
@@ -12,10 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
+import os
 import statistics
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +36,10 @@ from bridge.verify.registry import built_in_names, load_spec
 #: More specs than a folder's SPEC: file below kernels/ and attribute.
 VARIANTS = {"geglu": "ERF", "cross_entropy": "PLAIN", "rope": "INTERLEAVED"}
 ROWS, COLUMNS = 16384, 4096
+#: Inputs that a backward has no use for.
+UNREAD_BY_BACKWARD = {"rope": ("x",)}
+#: Sets of inputs that timed calls take in turn; together they are far larger than the L2 cache.
+SETS = 3
 
 Tensors = list[torch.Tensor]
 
@@ -53,39 +63,46 @@ def bytes_of(*tensors: torch.Tensor) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def measure(function: Callable[[], Any], *, repeats: int = 30) -> float:
-    """Median milliseconds of a call on the device, with the L2 cache cleared before each.
+def measure(function: Callable[[int], Any], *, calls: int = 20, repeats: int = 9) -> float:
+    """Median milliseconds of a call on the device; `function` is given the number of the inputs to take.
 
-    The device is put to sleep first, so that it never waits for Python: what is timed is the kernels.
+    Calls run back to back, each on the next set of inputs, so none finds its data in the L2 cache, and each
+    pays for writing back what the call before left there. (Clearing the cache by writing charges a kernel
+    that only reads for that.) The device sleeps first, so that it never waits for Python.
     """
-    for _ in range(3):
-        function()
-    flush = torch.empty(2**28, dtype=torch.int8, device="cuda")
-    times = []
+    for turn in range(SETS):
+        function(turn)
+    times: list[float] = []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(4_000_000)
-        flush.zero_()
+        torch.cuda._sleep(20_000_000)
+        function(0)
         start.record()
-        function()
+        for turn in range(calls):
+            function((turn + 1) % SETS)
         end.record()
-        times.append((start, end))
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in times)
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / calls)
+    return statistics.median(times)
 
 
 def copy_bandwidth() -> float:
     """Bytes a second that copying 1 GiB moves, reading and writing."""
     source = torch.empty(2**29, dtype=torch.bfloat16, device="cuda")
     target = torch.empty_like(source)
-    return 2.0 * bytes_of(source) / (measure(lambda: target.copy_(source)) * 1e-3)
+    return 2.0 * bytes_of(source) / (measure(lambda _: target.copy_(source)) * 1e-3)
 
 
-def production(spec: KernelSpec) -> Tensors:
+def base_name(spec: KernelSpec) -> str:
+    """Name of the kernel's folder."""
+    return spec.name.removesuffix("_erf").removesuffix("_plain").removesuffix("_interleaved")
+
+
+def production(spec: KernelSpec, seed: int) -> Tensors:
     """Inputs of (16384, 4096) elements in bf16, in the form the kernel takes."""
-    name = spec.name.removesuffix("_erf").removesuffix("_plain").removesuffix("_interleaved")
-    shape = (ROWS, 32, COLUMNS // 32) if name == "rope" else (ROWS, COLUMNS)
-    return list(spec.sample(shape, torch.bfloat16, torch.Generator(device="cuda").manual_seed(0), "cuda"))
+    shape = (ROWS, 32, COLUMNS // 32) if base_name(spec) == "rope" else (ROWS, COLUMNS)
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return list(spec.sample(shape, torch.bfloat16, generator, "cuda"))
 
 
 def as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
@@ -116,7 +133,7 @@ def _adamw_in_place(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
 
 def time_spec(spec: KernelSpec, row: Row, bandwidth: float) -> None:
     """Fill in speed of kernel, eager reference and compiled reference, forward and backward."""
-    inputs = production(spec)
+    inputs = [production(spec, seed) for seed in range(SETS)]
     wrt = [spec.inputs.index(name) for name in spec.grads]
     torch._dynamo.reset()
     candidates = {
@@ -125,31 +142,40 @@ def time_spec(spec: KernelSpec, row: Row, bandwidth: float) -> None:
         "compiled": torch.compile(spec.reference, fullgraph=True),
     }
     for which, function in candidates.items():
-        leaves = [tensor.detach() for tensor in inputs]
-        for index in wrt:
-            leaves[index].requires_grad_()
-        with torch.no_grad():
-            row.milliseconds[f"forward {which}"] = measure(lambda f=function, x=leaves: f(*x, **spec.attrs))
-        if wrt:
-            outputs = as_tuple(function(*leaves, **spec.attrs))
-            upstream = [torch.randn_like(output) for output in outputs]
-            sources = [leaves[index] for index in wrt]
-            row.milliseconds[f"backward {which}"] = measure(
-                lambda o=outputs, s=sources, u=upstream: torch.autograd.grad(o, s, u, retain_graph=True)
-            )
-            del outputs, upstream
+        row.milliseconds |= _time_one(spec, which, function, inputs, wrt)
         torch.cuda.empty_cache()
     with torch.no_grad():
-        outputs = as_tuple(spec.target(*inputs, **spec.attrs))
-    forward = bytes_of(*inputs, *outputs)
-    backward = bytes_of(*inputs, *outputs, *(inputs[index] for index in wrt))
+        outputs = as_tuple(spec.target(*inputs[0], **spec.attrs))
+    unread = UNREAD_BY_BACKWARD.get(base_name(spec), ())
+    read = [tensor for name, tensor in zip(spec.inputs, inputs[0], strict=True) if name not in unread]
+    forward = bytes_of(*inputs[0], *outputs)
+    backward = bytes_of(*read, *outputs, *(inputs[0][index] for index in wrt))
     row.forward = forward / (row.milliseconds["forward kernel"] * 1e-3) / bandwidth
     if wrt:
         row.backward = backward / (row.milliseconds["backward kernel"] * 1e-3) / bandwidth
 
 
-def check(source: str, bandwidth: float, *, speed: bool, quick: bool) -> Row:
-    """Verdict, compilation and speed of one spec; an exception becomes the row's note."""
+def _time_one(
+    spec: KernelSpec, which: str, function: Callable[..., Any], inputs: Sequence[Tensors], wrt: Sequence[int]
+) -> dict[str, float]:
+    sets = [[tensor.detach() for tensor in one] for one in inputs]
+    for one in sets:
+        for index in wrt:
+            one[index].requires_grad_()
+    with torch.no_grad():
+        times = {f"forward {which}": measure(lambda turn: function(*sets[turn], **spec.attrs))}
+    if wrt:
+        outputs = [as_tuple(function(*one, **spec.attrs)) for one in sets]
+        upstream = [[torch.randn_like(output) for output in one] for one in outputs]
+        sources = [[one[index] for index in wrt] for one in sets]
+        times[f"backward {which}"] = measure(
+            lambda turn: torch.autograd.grad(outputs[turn], sources[turn], upstream[turn], retain_graph=True)
+        )
+    return times
+
+
+def judge(source: str, quick: bool) -> Row:
+    """Verdict and compilation of one spec; an exception becomes the row's note."""
     row = Row(name=source)
     try:
         spec = load_spec(source).spec
@@ -159,12 +185,21 @@ def check(source: str, bandwidth: float, *, speed: bool, quick: bool) -> Row:
         if verdict.verdict == "FAIL":
             row.note = verdict.summary
         row.compile = compiles(spec)
-        if speed and verdict:
-            time_spec(spec, row, bandwidth)
     except Exception as error:
         traceback.print_exc()
         row.note = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+    print(f"{row.name}: {row.verdict} {row.note}", file=sys.stderr, flush=True)
     return row
+
+
+def judge_all(sources: Sequence[str], *, quick: bool, jobs: int) -> list[Row]:
+    """`judge` each, in `jobs` processes that are gone when this returns."""
+    if jobs == 1:
+        return [judge(source, quick) for source in sources]
+    # Each process compiles; inductor's own workers would come on top.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(judge, sources, [quick] * len(sources)))
 
 
 def table(rows: list[Row], bandwidth: float) -> str:
@@ -203,6 +238,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], help="names of built-ins")
     parser.add_argument("--skip-speed", action="store_true", help="verdicts and compilation only")
     parser.add_argument("--quick", action="store_true", help="judge the declared shapes only before timing")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that judge at once")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -211,11 +247,11 @@ def main() -> int:
     folder = Path(__file__).resolve().parent.parent / "kernels"
     sources = [name for name in built_in_names() if not options.only or name in options.only]
     sources += [f"{folder / name / 'spec.py'}:{VARIANTS[name]}" for name in sources if name in VARIANTS]
+    rows = judge_all(sources, quick=options.quick, jobs=options.jobs)
     bandwidth = copy_bandwidth()
-    rows = []
-    for source in sources:
-        rows.append(check(source, bandwidth, speed=not options.skip_speed, quick=options.quick))
-        print(f"{rows[-1].name}: {rows[-1].verdict} {rows[-1].note}", file=sys.stderr, flush=True)
+    for source, row in zip(sources, rows, strict=True):
+        if row.verdict == "PASS" and not options.skip_speed:
+            time_spec(load_spec(source).spec, row, bandwidth)
     print(table(rows, bandwidth))
     if options.json:
         document = {"bandwidth": bandwidth, "rows": [asdict(row) for row in rows]}

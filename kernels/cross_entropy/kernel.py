@@ -21,58 +21,76 @@ from bridge.kernels._launch import (
     widen,
     wrap_triton,
 )
-from bridge.kernels._math import exp
+from bridge.kernels._math import exp, exp_in_sum, log1p
 
 __all__ = ["INTERPRETED", "cross_entropy", "cross_entropy_backward"]
 
 _CHUNK = 4096
+_WARP_CHUNK = 512
+_MANY_ROWS = 4096
 
 
 @triton.jit
 def cross_entropy_forward_kernel(
     logits_ptr, target_ptr, loss_ptr, peak_ptr, scale_ptr, others_ptr,
     classes, logits_stride, ignore_index, smoothing,
-    SMOOTH: tl.constexpr, PRECISE: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    SMOOTH: tl.constexpr, PRECISE: tl.constexpr,
+    WHOLE: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row: its loss, and in fp32 peak, scale and the probability of all classes but the true one.
 
-    The probability of a class is exp(logit - peak) * scale.
+    The probability of a class is exp(logit - peak) * scale. The logits are read once: where a chunk has a new
+    maximum, the sums so far are brought to it. WHOLE: the chunks fill the row to its end.
     """
+    row = tl.program_id(0)
     # A row offset can pass 2^31 elements.
-    row = tl.program_id(0).to(tl.int64)
-    base = logits_ptr + row * logits_stride
+    base = logits_ptr + row.to(tl.int64) * logits_stride
     label = tl.load(target_ptr + row)
-    ignored = label == ignore_index
+    column = tl.arange(0, BLOCK)
+    ahead = tl.load(base + column, mask=column < classes, other=float("-inf"))
     legal = (label >= 0) & (label < classes)
-    true = widen(tl.load(base + tl.where(legal, label, 0)))
+    # Columns are 32 bits wide, and so is what they are compared with.
+    place = tl.where(legal, label, 0).to(tl.int32)
     peak = tl.full((), float("-inf"), tl.float32)
-    others = tl.full((), 0.0, tl.float32)
-    level = tl.full((), 0.0, tl.float32)
+    # One sum a lane: only the maximum has to be known to all of them before the row ends.
+    sums = tl.zeros([BLOCK], tl.float32)
+    levels = tl.zeros([BLOCK], tl.float32)
     for chunk in range(CHUNKS):
-        column = chunk * BLOCK + tl.arange(0, BLOCK)
-        inside = column < classes
-        x = widen(tl.load(base + column, mask=inside, other=0.0))
+        x = widen(ahead)
+        # The next chunk is under way while this one is worked on.
+        start = chunk * BLOCK
+        left = classes - start
+        ahead = tl.load(base + start + BLOCK + column, mask=column < left - BLOCK, other=float("-inf"))
         if SMOOTH:
-            level += tl.sum(x, axis=0)
-        x = tl.where(inside, x, float("-inf"))
+            levels += x if WHOLE else tl.where(column < left, x, 0.0)
         higher = tl.maximum(peak, tl.max(x, axis=0))
         # While all classes so far are -inf, (-inf) - (-inf) must not come up.
         shift = tl.where(higher == float("-inf"), 0.0, higher)
-        e = tl.where(column == label, 0.0, exp(x - shift, PRECISE))
-        others = others * exp(peak - shift, PRECISE) + tl.sum(e, axis=0)
+        if (place >= start) & (place < start + BLOCK):
+            x = tl.where(column == place - start, float("-inf"), x)
+        sums = sums * exp_in_sum(peak - shift, PRECISE) + exp_in_sum(x - shift, PRECISE)
         peak = higher
+    others = tl.sum(sums, axis=0)
+    true = widen(tl.load(base + place))
     shift = tl.where(peak == float("-inf"), 0.0, peak)
-    # A handful of numbers a row: fp64 costs nothing.
-    total = others.to(tl.float64) + tl.where(legal, exp(true - shift, PRECISE), 0.0).to(tl.float64)
-    loss = tl.log(total) - (true.to(tl.float64) - shift.to(tl.float64))
+    total = others + exp(true - shift, PRECISE)
+    # All terms are positive, so nothing cancels: ln(total), how far the true class and the mean lie below the
+    # peak. Where the true class is the peak, total - 1 is `others` to all its digits.
+    below = peak - true
+    loss = log1p(tl.where(below == 0.0, others, total - 1.0))
     if SMOOTH:
-        loss += smoothing * (true.to(tl.float64) - level.to(tl.float64) / classes)
-    # An illegal label reads nothing and shows.
+        # torch.compile passes it in fp64.
+        part = (tl.full((), 0.0, tl.float32) + smoothing).to(tl.float32)
+        loss += (1.0 - part) * below + part * (peak - tl.sum(levels, axis=0) / classes)
+    else:
+        loss += below
+    # An illegal label shows.
     loss = tl.where(legal, loss, float("nan"))
-    tl.store(loss_ptr + row, tl.where(ignored, 0.0, loss).to(tl.float32))
+    scale = tl.div_rn(tl.zeros_like(total) + 1.0, total)
+    tl.store(loss_ptr + row, tl.where(label == ignore_index, 0.0, loss))
     tl.store(peak_ptr + row, shift)
-    tl.store(scale_ptr + row, (1.0 / total).to(tl.float32))
-    tl.store(others_ptr + row, (others.to(tl.float64) / total).to(tl.float32))
+    tl.store(scale_ptr + row, scale)
+    tl.store(others_ptr + row, others * scale)
 
 
 @triton.jit
@@ -86,12 +104,13 @@ def cross_entropy_backward_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < classes
     label = tl.load(target_ptr + row)
+    place = tl.where((label >= 0) & (label < classes), label, -1).to(tl.int32)
     grad = tl.load(grad_ptr + row)
     x = widen(tl.load(logits_ptr + row * logits_stride + column, mask=inside, other=0.0))
     p = exp(x - tl.load(peak_ptr + row), PRECISE) * tl.load(scale_ptr + row)
     share = smoothing / classes
     # For the true class, p - 1 is minus the probability of all others, which is known to all its digits.
-    excess = tl.where(column == label, smoothing - tl.load(others_ptr + row), p)
+    excess = tl.where(column == place, smoothing - tl.load(others_ptr + row), p)
     grad_logits = tl.where(label == ignore_index, 0.0, grad * (excess - share))
     at = grad_logits_ptr + row * classes + column
     tl.store(at, narrow(grad_logits, grad_logits_ptr.dtype.element_ty), mask=inside)
@@ -119,12 +138,14 @@ def cross_entropy(
     scale = torch.empty(rows, dtype=torch.float32, device=logits.device)
     others = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
-        block = min(_CHUNK, column_block(classes))
+        # A warp a row spares it every wait for others; few rows need more to keep the memory busy.
+        warps = 1 if rows >= _MANY_ROWS else 4
+        block = min(_CHUNK if INTERPRETED else warps * _WARP_CHUNK, column_block(classes))
         wrap_triton(cross_entropy_forward_kernel)[(rows,)](
             source, target.contiguous(), loss, peak, scale, others,
             classes, source.stride(0), ignore_index, label_smoothing,
-            SMOOTH=label_smoothing != 0.0, PRECISE=logits.dtype == torch.float32,
-            CHUNKS=triton.cdiv(classes, block), BLOCK=block, num_warps=warps_for(block),
+            SMOOTH=label_smoothing != 0.0, PRECISE=logits.dtype == torch.float32, WHOLE=classes % block == 0,
+            CHUNKS=triton.cdiv(classes, block), BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return loss, peak, scale, others
 

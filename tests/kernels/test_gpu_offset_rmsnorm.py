@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from bridge.kernels._sharding import rowwise
 from bridge.kernels.offset_rmsnorm import kernel
 from bridge.kernels.offset_rmsnorm.op import offset_rms_norm, uses_kernel
 from bridge.kernels.offset_rmsnorm.spec import SPEC
@@ -47,6 +50,41 @@ def test_gate(
     x, weight = _drawn(shape, dtype, seed, scale)
     assert uses_kernel(x, weight)
     gate.judge(SPEC, (x, weight), seed=seed)
+
+
+def test_no_rows(gate: SimpleNamespace) -> None:
+    x, weight = _drawn((0, 4096), torch.bfloat16, 17, 1.0)
+    function = partial(offset_rms_norm, eps=1e-6, backend="kernel")
+    outputs, grads = gate.run(function, (x, weight), [torch.empty_like(x)], (0, 1))
+    assert outputs[0].shape == grads[0].shape == (0, 4096)
+    assert torch.equal(grads[1], torch.zeros_like(weight))
+
+
+@pytest.mark.parametrize("columns", [4097, 65536])
+def test_sharded_rows_and_weights(gate: SimpleNamespace, tmp_path: Path, columns: int) -> None:
+    """DTensors give the bits of plain tensors, also with a weight that is itself sharded."""
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    function = partial(offset_rms_norm, eps=1e-6, backend="kernel")
+    inputs = _drawn((6, columns), torch.bfloat16, 18, 1.0)
+    grad = torch.randn(6, columns, device="cuda").to(torch.bfloat16)
+    plain = gate.run(function, inputs, [grad], (0, 1))
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("nccl", rank=0, world_size=1, store=store)
+    try:
+        mesh = init_device_mesh("cuda", (1,))
+        for rows, whole in ((Shard(0), Replicate()), (Shard(1), Replicate()), (Shard(0), Shard(0))):
+            sharded = [
+                distribute_tensor(tensor, mesh, [placement])
+                for tensor, placement in zip((*inputs, grad), (rows, whole, rows), strict=True)
+            ]
+            results = gate.run(partial(rowwise, function), sharded[:2], sharded[2:], (0, 1))
+            for one, two in zip(plain[0] + plain[1], results[0] + results[1], strict=True):
+                assert torch.equal(two.full_tensor(), one)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_opcheck() -> None:
