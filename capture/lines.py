@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -24,7 +26,6 @@ from bridge.capture.writer import ContentLine
 from bridge.errors import CorruptCaptureError, brief
 
 T = TypeVar("T")
-_PARTS = ("inputs", "outputs", "params", "grad_outputs", "grad_inputs")
 #: torch allows 64 dimensions at most; a longer shape is damage, and rendering it would be costly.
 _MAX_DIMS = 64
 _MOST = 1 << 60
@@ -40,7 +41,7 @@ class RankCalls:
     problems: list[str] = field(default_factory=list)
 
 
-def read_rank(root: Path, folder: Path, *, rank: int, listed: RankFiles | None) -> RankCalls:
+def read_rank(folder: Path, *, rank: int, listed: RankFiles | None) -> RankCalls:
     """Calls of one rank in order, digests and blob names filled in.
 
     Raises:
@@ -48,10 +49,8 @@ def read_rank(root: Path, folder: Path, *, rank: int, listed: RankFiles | None) 
             sha256 is not the manifest's.
     """
     found = RankCalls(rank=rank, folder=folder)
-    for name in listed.files if listed else ():
-        inside = name.removeprefix(f"{folder.name}/")
-        if not RANK_FILE.fullmatch(inside) or not (folder / inside).is_file():
-            raise CorruptCaptureError(f"{root / name} is listed in the manifest but missing; capture again")
+    if listed is not None:
+        check_files(folder, listed)
     # A hundred thousand calls are millions of objects, none of them garbage: the collector doubles the time.
     collecting = gc.isenabled()
     gc.disable()
@@ -59,7 +58,10 @@ def read_rank(root: Path, folder: Path, *, rank: int, listed: RankFiles | None) 
         calls = read_lines(folder / "calls.jsonl", Call, found.problems, listed)
         contents = read_lines(folder / "contents.jsonl", ContentLine, found.problems, listed)
         found.calls = _in_order(calls, folder / "calls.jsonl", rank)
-        _join(found.calls, contents, folder)
+        joined = Contents(contents, folder)
+        joined.check(found.calls)
+        for call in found.calls:
+            joined.join(call)
     finally:
         if collecting:
             gc.enable()
@@ -73,23 +75,26 @@ def read_rank(root: Path, folder: Path, *, rank: int, listed: RankFiles | None) 
     return found
 
 
+def check_files(folder: Path, listed: RankFiles) -> None:
+    """Raise CorruptCaptureError for a file of a rank that the manifest lists and that is not there."""
+    for name in listed.files:
+        inside = name.removeprefix(f"{folder.name}/")
+        if not RANK_FILE.fullmatch(inside) or not (folder / inside).is_file():
+            raise CorruptCaptureError(
+                f"{folder.parent / name} is listed in the manifest but missing; capture again"
+            )
+
+
 def read_lines(path: Path, kind: type[T], problems: list[str], listed: RankFiles | None) -> list[T]:
     """Decode a file of JSON lines; a half last line of a torn capture is left out and named.
 
     Raises:
         CorruptCaptureError: any other line that does not decode, or a wrong sha256.
     """
-    if path.is_symlink() or not path.is_file():
-        if listed is not None or path.is_symlink():
-            raise CorruptCaptureError(f"{path} is missing; capture again")
+    if listed is None and not path.is_symlink() and not path.is_file():
         problems.append(f"{path.name} was never written")
         return []
-    data = path.read_bytes()
-    wanted = listed.files.get(f"{path.parent.name}/{path.name}") if listed else None
-    if wanted is not None and hashlib.sha256(data).hexdigest() != wanted:
-        raise CorruptCaptureError(
-            f"{path} was changed after the capture: its sha256 is not the manifest's; capture again"
-        )
+    data = checked_bytes(path, listed)
     decoder = msgspec.json.Decoder(kind)
     end = data.rfind(b"\n") + 1
     if end < len(data):
@@ -97,10 +102,24 @@ def read_lines(path: Path, kind: type[T], problems: list[str], listed: RankFiles
     try:
         return decoder.decode_lines(data[:end]) if end < len(data) else decoder.decode_lines(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise _bad_line(data[:end], decoder, path) from None
+        raise bad_line(data[:end], decoder, path) from None
 
 
-def _bad_line(data: bytes, decoder: msgspec.json.Decoder[Any], path: Path) -> CorruptCaptureError:
+def checked_bytes(path: Path, listed: RankFiles | None) -> bytes:
+    """A file's bytes; CorruptCaptureError when it is missing or its sha256 is not the manifest's."""
+    if path.is_symlink() or not path.is_file():
+        raise CorruptCaptureError(f"{path} is missing; capture again")
+    data = path.read_bytes()
+    wanted = listed.files.get(f"{path.parent.name}/{path.name}") if listed else None
+    if wanted is not None and hashlib.sha256(data).hexdigest() != wanted:
+        raise CorruptCaptureError(
+            f"{path} was changed after the capture: its sha256 is not the manifest's; capture again"
+        )
+    return data
+
+
+def bad_line(data: bytes, decoder: msgspec.json.Decoder[Any], path: Path) -> CorruptCaptureError:
+    """The error that names the first line which does not decode."""
     for number, line in enumerate(data.splitlines(), 1):
         try:
             decoder.decode(line)
@@ -115,41 +134,63 @@ def _in_order(calls: list[Call], path: Path, rank: int) -> list[Call]:
     # A module call is written when it returns, and again with its gradients: the later line counts.
     latest = {(call.step, call.index): call for call in calls}
     ordered = [latest[place] for place in sorted(latest)]
-    for call in ordered:
+    check_rank(ordered, path, rank)
+    return ordered
+
+
+def check_rank(calls: list[Call], path: Path, rank: int) -> None:
+    """Raise CorruptCaptureError for a call of another rank than its folder's."""
+    for call in calls if {call.rank for call in calls} - {rank} else ():
         if call.rank != rank:
             raise CorruptCaptureError(
                 f"{path}: call {call.key!r} says it is of rank {call.rank}; capture again"
             )
-    return ordered
 
 
-def _join(calls: list[Call], contents: list[ContentLine], folder: Path) -> None:
-    digest_of: dict[int, Digest] = {}
-    blob_of: dict[int, str] = {}
-    launches: list[Call] = []
-    for line in contents:
-        if line.digest is not None:
-            digest_of[line.content] = line.digest
-        if line.blob is not None:
-            blob_of[line.content] = line.blob
-    for call in calls:
-        if call.kind == "launch" and call.mutated:
-            launches.append(call)
-        for part in _PARTS:
-            for record in getattr(call, part):
-                if len(record.shape) > _MAX_DIMS or (record.stride and not _sane(record)):
-                    raise CorruptCaptureError(
-                        f"{folder / 'calls.jsonl'}: call {call.key[:80]!r} has a tensor {record.name[:40]!r} "
-                        "with an impossible shape or stride; capture again"
-                    )
+class Contents:
+    """Digests and blob names of one rank by number of content, and what checks records against them."""
+
+    def __init__(self, lines: list[ContentLine], folder: Path) -> None:
+        self.digests = {line.content: line.digest for line in lines if line.digest is not None}
+        self.blobs = {line.content: line.blob for line in lines if line.blob is not None}
+        self._path = folder / "calls.jsonl"
+        # Layouts are few and calls are many: each is checked once.
+        self._sane: set[tuple[tuple[int, ...], tuple[int, ...], int]] = set()
+
+    def check(self, calls: Sequence[Call]) -> None:
+        """Raise CorruptCaptureError for a shape or stride that no tensor can have."""
+        parts = [call.inputs for call in calls] + [call.outputs for call in calls]
+        for call in calls:
+            if call.kind == "module":
+                parts += (call.params, call.grad_outputs, call.grad_inputs)
+        records = itertools.chain.from_iterable(parts)
+        found = {(record.shape, record.stride, record.offset) for record in records} - self._sane
+        if all(_sane(*layout) for layout in found):
+            self._sane |= found
+            return
+        for call in calls:
+            for part in (call.inputs, call.outputs, call.params, call.grad_outputs, call.grad_inputs):
+                for record in part:
+                    if not _sane(record.shape, record.stride, record.offset):
+                        raise CorruptCaptureError(
+                            f"{self._path}: call {call.key[:80]!r} has a tensor {record.name[:40]!r} "
+                            "with an impossible shape or stride; capture again"
+                        )
+
+    def join(self, call: Call) -> None:
+        """Fill in the digests and blob names of a call's tensors."""
+        digests, blobs = self.digests, self.blobs
+        for part in (call.inputs, call.outputs, call.params, call.grad_outputs, call.grad_inputs):
+            for record in part:
                 number = record.content
                 if number >= 0:
-                    if number in digest_of:
-                        force_setattr(record, "digest", _shown(digest_of[number], record))
-                    if number in blob_of:
-                        force_setattr(record, "blob", blob_of[number])
-    for call in launches:
-        _keep_what_changed(call)
+                    digest = digests.get(number)
+                    if digest is not None:
+                        force_setattr(record, "digest", _shown(digest, record))
+                    if number in blobs:
+                        force_setattr(record, "blob", blobs[number])
+        if call.kind == "launch" and call.mutated:
+            _keep_what_changed(call)
 
 
 def _keep_what_changed(call: Call) -> None:
@@ -161,23 +202,26 @@ def _keep_what_changed(call: Call) -> None:
         force_setattr(call, "mutated", tuple(record.name for record in changed))
 
 
-def _sane(record: TensorRecord) -> bool:
+def _sane(shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> bool:
     # Beyond these bounds torch itself could not have held the tensor, and its arithmetic would overflow.
+    if len(shape) > _MAX_DIMS or not stride:
+        return len(shape) <= _MAX_DIMS
     return (
-        len(record.stride) == len(record.shape)
-        and 0 <= record.offset < _MOST
-        and (not record.shape or (min(record.shape) >= 0 and min(record.stride) >= 0))
-        and all(step < _MOST for step in record.stride)
-        and prod(size or 1 for size in record.shape) < _MOST
+        len(stride) == len(shape)
+        and 0 <= offset < _MOST
+        and (not shape or (min(shape) >= 0 and min(stride) >= 0))
+        and all(step < _MOST for step in stride)
+        and prod(size or 1 for size in shape) < _MOST
     )
 
 
 def _shown(digest: Digest, record: TensorRecord) -> Digest:
-    # A tensor with a stride of 0 shows its base more than once.
-    if 0 not in record.stride or 0 in record.shape:
-        return digest
-    shown = 1
-    for size in record.shape:
-        shown *= size
-    distinct = layout_of(record.shape, record.stride).count
-    return digest if shown == distinct else digests.scaled(digest, shown // distinct)
+    times = repeats(record.shape, record.stride) if 0 in record.stride else 1
+    return digest if times == 1 else digests.scaled(digest, times)
+
+
+def repeats(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """How often a tensor shows each of its elements: more than once with a stride of 0."""
+    if 0 not in stride or 0 in shape:
+        return 1
+    return prod(shape) // layout_of(shape, stride).count

@@ -17,7 +17,7 @@ from bridge.capture import folder as folders
 from bridge.capture.blobs import BlobIndex
 from bridge.capture.layout import contiguous_stride, layout_of
 from bridge.capture.lines import RankCalls, read_rank
-from bridge.capture.record import Call, Manifest, TensorRecord
+from bridge.capture.record import Call, Manifest, RankFiles, TensorRecord
 from bridge.capture.shards import BlobLine
 from bridge.errors import CaptureError, CorruptCaptureError, near_misses
 
@@ -139,13 +139,12 @@ class Capture:
         return data
 
     def verify_files(self) -> None:
-        """Compare every file with the sha256 in the manifest.
+        """Compare every file with what the manifest says of it, and every blob with its name.
 
         Raises:
             CorruptCaptureError: the first file that differs or is missing.
         """
-        for name in self._hashes:
-            self._blobs.verify(name)
+        self._blobs.verify_all()
 
     @cached_property
     def _calls(self) -> list[Call]:
@@ -153,17 +152,29 @@ class Capture:
 
     @cached_property
     def _ranks(self) -> list[RankCalls]:
-        ranks = []
+        return [
+            read_rank(folder, rank=rank, listed=listed)
+            for rank, (folder, listed) in self.rank_folders.items()
+        ]
+
+    @cached_property
+    def rank_folders(self) -> dict[int, tuple[Path, RankFiles | None]]:
+        """Folder of each rank, and what the manifest says of it (None: that rank did not finish).
+
+        Raises:
+            CorruptCaptureError: the manifest lists a rank that has no folder.
+        """
+        found: dict[int, tuple[Path, RankFiles | None]] = {}
         for folder in sorted(self.path.iterdir()):
             name = folders.RANK_FOLDER.fullmatch(folder.name)
             if name and folder.is_dir() and not folder.is_symlink():
-                listed = next((r for r in self.manifest.ranks if r.rank == int(name[1])), None)
-                ranks.append(read_rank(self.path, folder, rank=int(name[1]), listed=listed))
-        missing = {r.rank for r in self.manifest.ranks} - {rank.rank for rank in ranks}
+                rank = int(name[1])
+                found[rank] = folder, next((r for r in self.manifest.ranks if r.rank == rank), None)
+        missing = {r.rank for r in self.manifest.ranks} - set(found)
         if missing:
             lost = folders.rank_folder(self.path, min(missing))
             raise CorruptCaptureError(f"{lost} is missing although the manifest lists it; capture again")
-        return ranks
+        return found
 
     @cached_property
     def _hashes(self) -> dict[str, str]:
@@ -171,7 +182,9 @@ class Capture:
 
     @cached_property
     def _blobs(self) -> BlobIndex:
-        return BlobIndex(self.path, [rank.folder for rank in self._ranks], self._hashes)
+        shards = {name: shard for rank in self.manifest.ranks for name, shard in rank.shards.items()}
+        places = [folder for folder, _ in self.rank_folders.values()]
+        return BlobIndex(self.path, places, self._hashes, shards)
 
 
 def call_names(call: Call) -> tuple[str, ...]:
