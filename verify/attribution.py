@@ -34,6 +34,9 @@ from bridge.verify.gateways import gateways
 #: Growth of a rounding difference through a whole module that is still no sign of a fault.
 AMPLIFICATION = 8.0
 
+#: A call whose outputs differ this many times more than its inputs, beyond the floor, amplifies.
+GROWN = 8.0
+
 _MODULE = KINDS.index("module")
 
 
@@ -122,8 +125,8 @@ def _not_cleared(
     """
     alignment = divergence.alignment
     agree = _agreeing_modules(b, divergence, level)
-    rearranged = {call.module for at in alignment.only_a.tolist() for call in (a.calls[at],)}
-    rearranged |= {call.module for at in alignment.only_b.tolist() for call in (b.calls[at],)}
+    alone = np.concatenate([a.module[alignment.only_a], b.module[alignment.only_b]])
+    rearranged = {b.text(number) for number in np.unique(alone).tolist()}
     kept = []
     other_optimizer = optimizer_differs(a, b, alignment)
     for finding in findings:
@@ -150,7 +153,8 @@ def _agreeing_modules(b: Columns, divergence: Divergence, level: Floats) -> dict
     alignment = divergence.alignment
     agree: dict[tuple[str, str, int], bool] = {}
     for pair in np.flatnonzero(b.kind[alignment.b] == _MODULE).tolist():
-        call = b.calls[int(alignment.b[pair])]
+        at = int(alignment.b[pair])
+        module, rank = b.text(int(b.module[at])), int(b.rank[at])
         floor = float(divergence.noise[pair])
         inside = float(np.fmax(divergence.in_difference[pair], level[pair]))
         for phase, made, read in (
@@ -161,7 +165,7 @@ def _agreeing_modules(b: Columns, divergence: Divergence, level: Floats) -> dict
                 continue
             limit = floor if read == 0 else AMPLIFICATION * (floor + float(np.nan_to_num(read)))
             shifted = phase == "forward" and read == 0 and bool(divergence.biased[pair])
-            key = call.module, phase, call.rank
+            key = module, phase, rank
             agree[key] = agree.get(key, True) and bool(made <= limit) and not shifted
     return agree
 
@@ -231,27 +235,29 @@ def _origins(
     }
     missing = any(finding.only_a >= 0 for finding in findings)
     first_missing = min((finding.place for finding in findings if finding.only_a >= 0), default=np.inf)
-    tainted_call = np.zeros(len(b), bool)
-    tainted = np.zeros(len(alignment), bool)
+    tainted_call = [False] * len(b)
+    tainted, handed = np.zeros(len(alignment), bool), np.zeros(len(alignment), bool)
     differs = np.ones(len(b), bool)
     differs[alignment.b] = ~(divergence.out_equal & divergence.in_equal)
-    start, producer = b.reads.start, b.reads.producer
+    start, producer = b.reads.start.tolist(), b.reads.producer.tolist()
+    out_equal, in_equal = divergence.out_equal.tolist(), divergence.in_equal.tolist()
+    pairs = partner_b.tolist()
     order = np.lexsort((b.rank, b.index, b.step))
     for call in order[differs[order]].tolist():
-        pair = int(partner_b[call])
-        made = producer[start[call] : start[call + 1]]
-        inherits = bool(tainted_call[made[made >= 0]].any())
-        if missing and place_b[call] >= first_missing and pair >= 0 and not divergence.in_equal[pair]:
+        pair = pairs[call]
+        inherits = any(made >= 0 and tainted_call[made] for made in producer[start[call] : start[call + 1]])
+        if missing and pair >= 0 and not in_equal[pair] and place_b[call] >= first_missing:
             inherits = True
         own = pair in named or call in own_b or call in makers
         tainted_call[call] = own or inherits
-        if pair < 0:
-            continue
-        tainted[pair] = own or (inherits and not divergence.out_equal[pair])
-        if pair in named:
-            origin[pair] = ORIGINS.index(named[pair].origin)
-        elif not divergence.out_equal[pair] and (inherits or not divergence.in_equal[pair]):
-            inputs = np.fmax(divergence.in_difference[pair], level[pair])
-            grown = divergence.out_difference[pair] > 8 * inputs + divergence.noise[pair]
-            origin[pair] = ORIGINS.index("amplified" if grown and not module[call] else "inherited")
+        if pair >= 0:
+            handed[pair] = inherits
+            tainted[pair] = own or (inherits and not out_equal[pair])
+    came = ~divergence.out_equal & (handed | ~divergence.in_equal)
+    with np.errstate(invalid="ignore"):
+        limit = GROWN * np.fmax(divergence.in_difference, level) + divergence.noise
+        grown = (divergence.out_difference > limit) & ~module[alignment.b]
+    origin[came] = np.where(grown[came], ORIGINS.index("amplified"), ORIGINS.index("inherited"))
+    for pair, finding in named.items():
+        origin[pair] = ORIGINS.index(finding.origin)
     return origin, tainted

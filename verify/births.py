@@ -21,15 +21,13 @@ _RANDOM = re.compile(r"(dropout|bernoulli|rand|normal_|uniform_|exponential_|mul
 
 
 def differing_arguments(a: Columns, b: Columns, divergence: Divergence) -> Arguments:
+    """Per pair the arguments and flags that differ."""
     alignment = divergence.alignment
-    calls_a, calls_b = a.calls, b.calls
     found: Arguments = {}
-    for pair, (at_a, at_b) in enumerate(zip(alignment.a.tolist(), alignment.b.tolist(), strict=True)):
-        left, right = calls_a[at_a], calls_b[at_b]
-        if left.attrs != right.attrs or left.flags != right.flags:
-            differences = argument_differences(left, right)
-            if differences:
-                found[pair] = differences
+    for pair in np.flatnonzero(a.told[alignment.a] != b.told[alignment.b]).tolist():
+        differences = argument_differences(a.calls[int(alignment.a[pair])], b.calls[int(alignment.b[pair])])
+        if differences:
+            found[pair] = differences
     return found
 
 
@@ -40,24 +38,26 @@ def rounding_levels(b: Columns, divergence: Divergence) -> Floats:
     showing them in float32.
     """
     alignment = divergence.alignment
-    carried = np.zeros(len(b))
+    # Plain lists: the walk looks at single numbers, where arrays are slow.
+    carried = [0.0] * len(b)
     inside = np.zeros(len(alignment))
     pair_of = np.full(len(b), -1, np.int64)
     pair_of[alignment.b] = np.arange(len(alignment))
     differs = np.ones(len(b), bool)
     differs[alignment.b] = ~(divergence.out_equal & divergence.in_equal)
-    start, producer = b.reads.start, b.reads.producer
+    start, producer = b.reads.start.tolist(), b.reads.producer.tolist()
     order = np.lexsort((b.rank, b.index, b.step))
-    noise, out = divergence.noise, divergence.out_difference
+    own = np.fmax(divergence.noise, np.fmin(np.nan_to_num(divergence.out_difference, posinf=np.inf), 1.0))
+    growth, equal, pairs = own.tolist(), divergence.out_equal.tolist(), pair_of.tolist()
     for call in order[differs[order]].tolist():
-        made = producer[start[call] : start[call + 1]]
-        made = made[made >= 0]
-        reach = float(carried[made].max()) if len(made) else 0.0
-        pair = int(pair_of[call])
+        reach = 0.0
+        for made in producer[start[call] : start[call + 1]]:
+            if made >= 0 and carried[made] > reach:
+                reach = carried[made]
+        pair = pairs[call]
         if pair >= 0:
             inside[pair] = reach
-            own = max(noise[pair], 0.0 if np.isnan(out[pair]) else min(out[pair], 1.0))
-            reach = 0.0 if divergence.out_equal[pair] else max(reach, own)
+            reach = 0.0 if equal[pair] else max(reach, growth[pair])
         carried[call] = reach
     return inside
 
@@ -174,7 +174,7 @@ def _whole(b: Columns, divergence: Divergence) -> Bools:
     Of one that reads something with no counterpart at all, nothing is known about the inputs.
     """
     alignment = divergence.alignment
-    whole = np.diff(b.reads.start)[alignment.b] == 0
+    whole: Bools = np.diff(b.reads.start)[alignment.b] == 0
     whole[divergence.reads.pair] = True
     whole[divergence.reads.pair[~divergence.reads.comparable]] = False
     return whole

@@ -15,7 +15,7 @@ from bridge.verify import floors
 from bridge.verify.align import Alignment, align, read_overrides
 from bridge.verify.attribution import Attributions, attribute, makers_of, optimizer_differs
 from bridge.verify.births import GAIN
-from bridge.verify.columns import Columns, Pool, columns, inner_calls, owners, short_op
+from bridge.verify.columns import Columns, Pool, inner_calls, owners, short_op
 from bridge.verify.details import call_detail, interesting_rows
 from bridge.verify.diff_document import (
     MATCH_KINDS,
@@ -31,6 +31,7 @@ from bridge.verify.diff_document import (
 )
 from bridge.verify.diff_table import Rows, call_table, rows_of
 from bridge.verify.divergence import STANDARD_ERRORS, Divergence, diverge
+from bridge.verify.intake import columns
 from bridge.verify.nonfinite import first_nonfinite
 from bridge.verify.ranks import PRECISION, joined
 from bridge.verify.runs import Run, load_run, mismatches, refuse, side_of
@@ -67,19 +68,17 @@ def diff_captures(
     """
     run_a = a if isinstance(a, Run) else load_run(Path(a), "A")
     run_b = b if isinstance(b, Run) else load_run(Path(b), "B")
-    side_a, side_b = side_of(run_a), side_of(run_b)
-    found = mismatches(run_a, run_b, side_a, side_b)
+    pool = Pool()
+    left, right = columns(run_a.calls, pool), columns(run_b.calls, pool)
+    side_a, side_b = side_of(run_a, left), side_of(run_b, right)
+    found = mismatches(run_a, run_b, side_a, side_b, left, right)
     if not allow_mismatch:
         refuse(found)
-    calls_a, calls_b = run_a.calls, run_b.calls
     logs = run_a.is_log or run_b.is_log
-    if run_a.is_log != run_b.is_log:
-        calls_a, calls_b = as_log(calls_a), as_log(calls_b)
     ranks = len(side_a.ranks) != len(side_b.ranks) and not logs
-    if ranks:
-        calls_a, calls_b = joined(calls_a), joined(calls_b)
-    pool = Pool()
-    left, right = columns(calls_a, pool), columns(calls_b, pool)
+    if ranks or run_a.is_log != run_b.is_log:
+        alike, pool = joined if ranks else as_log, Pool()
+        left, right = columns(alike(run_a.calls), pool), columns(alike(run_b.calls), pool)
     pairs = read_overrides(overrides) if isinstance(overrides, Path) else overrides
     alignment = align(left, right, pairs)
     precision = floors.LOG_DIGITS if logs else PRECISION if ranks else 0.0
@@ -149,7 +148,8 @@ def _suspects(
         module, module_class = finding.module or call.module, call.module_class
         at_b = int(rows.at_b[row])
         if not module and at_b in owner:
-            module, module_class = b.calls[owner[at_b]].module, b.calls[owner[at_b]].module_class
+            module = b.text(int(b.module[owner[at_b]]))
+            module_class = b.text(int(b.module_class[owner[at_b]]))
         maker = call
         if call.kind == "module" and at_b >= 0:
             made = makers_of(b, at_b, backward=finding.backward)
@@ -172,7 +172,7 @@ def _suspects(
                 module_class=module_class,
                 phase="backward" if finding.backward else call.phase,
                 kernel=kernel,
-                reason=finding.reason + ("" if maker is call else f" (made by {maker.op})"),
+                reason=finding.reason + ("" if maker.index == call.index else f" (made by {maker.op})"),
                 attribution=attribution or rows.attribution_of(finding),
                 source=call.source,
                 next_command=following,

@@ -175,7 +175,7 @@ def call_table(a: Columns, b: Columns, divergence: Divergence, rows: Rows) -> Ca
         op_b=strings.of_pool(op_b),
         phase=phases.tolist(),
         module=strings.of_pool(either("module")),
-        source=_sources(a, b, rows, strings),
+        source=strings.of_pool(either("source")),
         dtype=strings.of_pool(
             np.where(first_b >= 0, _pick(b.writes.dtype, first_b), _pick(a.writes.dtype, first_a))
         ),
@@ -189,14 +189,6 @@ def call_table(a: Columns, b: Columns, divergence: Divergence, rows: Rows) -> Ca
         rms_b=short_numbers(_rms(b.writes, first_b)),
         pool=tuple(strings.numbers),
     )
-
-
-def _sources(a: Columns, b: Columns, rows: Rows, strings: _Strings) -> list[int]:
-    found = []
-    for at_a, at_b in zip(rows.at_a.tolist(), rows.at_b.tolist(), strict=True):
-        source = b.calls[at_b].source if at_b >= 0 else a.calls[at_a].source
-        found.append(-1 if source is None else strings.number(source))
-    return found
 
 
 def _first_outputs(columns: Columns, at: Ints) -> Ints:

@@ -55,7 +55,7 @@ def entered_findings(
     names = tuple(_input_name(b, divergence, row, known_names) for _, row in ordered)
     found: list[Finding] = []
     module_pairs = {
-        b.calls[int(alignment.b[pair])].module: pair
+        b.text(int(b.module[alignment.b[pair]])): pair
         for pair in np.flatnonzero(b.kind[alignment.b] == _MODULE).tolist()
     }
     if share <= MOSTLY:

@@ -9,7 +9,7 @@ import numpy as np
 
 from bridge.capture.record import Call, Digest, TensorRecord
 from bridge.errors import CaptureError
-from bridge.verify.columns import Columns, Tensors, reads_of, short_op, take
+from bridge.verify.columns import KINDS, Bools, Columns, Tensors, is_empty, reads_of, short_op, take
 from bridge.verify.diff_document import NonFinite
 from bridge.verify.runs import Run
 
@@ -40,9 +40,9 @@ def first_nonfinite(columns: Columns, run: Run) -> tuple[NonFinite, ...]:
         if entered is not None:
             found.append(entered)
             continue
-        for at in order.tolist():
+        for at in order[_makes(columns, what)[order]].tolist():
             call = columns.calls[at]
-            if call.kind == "module" or short_op(call.op).removeprefix("new_").startswith("empty"):
+            if is_empty(short_op(call.op)):
                 continue
             record = next((item for item in call.outputs if _has(item.digest, what)), None)
             if record is None:
@@ -56,6 +56,15 @@ def first_nonfinite(columns: Columns, run: Run) -> tuple[NonFinite, ...]:
             break
     places = [(item.index, number) for number, item in enumerate(found)]
     return tuple(found[number] for _, number in sorted(places))
+
+
+def _makes(columns: Columns, what: str) -> Bools:
+    """Calls, not modules, of which some output has a NaN, or an infinity."""
+    writes = columns.writes
+    counts = writes.nan if what == "nan" else writes.nonfinite - writes.nan
+    made = np.zeros(len(columns), bool)
+    made[writes.call[counts > 0]] = True
+    return np.asarray(made & (columns.kind != KINDS.index("module")))
 
 
 def _has(digest: Digest | None, what: str) -> bool:

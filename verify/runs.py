@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from bridge.capture.record import Call, Manifest
 from bridge.errors import UsageError
+from bridge.verify.columns import INPUT, OUTPUT, Columns
 from bridge.verify.diff_document import Mismatch, Side
 from bridge.verify.titanlog import is_log, read_log
 
@@ -44,40 +47,42 @@ def load_run(path: Path, label: str) -> Run:
     if not (path / "manifest.json").exists() and is_log(path):
         return Run(label=label, path=path, calls=read_log(path))
     from bridge.capture.store import load_capture
+    from bridge.capture.stored import stored_calls
 
     capture = load_capture(path)
-    return Run(label=label, path=path, calls=capture.calls, capture=capture, manifest=capture.manifest)
+    return Run(
+        label=label, path=path, calls=stored_calls(capture), capture=capture, manifest=capture.manifest
+    )
 
 
-def side_of(run: Run) -> Side:
+def side_of(run: Run, columns: Columns) -> Side:
     """What a document says about a run."""
-    stored = 0
-    dtypes: dict[str, int] = {}
-    ranks, steps = set(), set()
-    for call in run.calls:
-        ranks.add(call.rank)
-        steps.add(call.step)
-        records = call.inputs + call.outputs
-        stored += bool(records) and all(record.blob is not None for record in records)
-        for record in call.outputs:
-            dtypes[record.dtype] = dtypes.get(record.dtype, 0) + 1
-    common = tuple(sorted((dtype for dtype in dtypes if dtype), key=lambda dtype: -dtypes[dtype]))
+    reads, writes = columns.reads, columns.writes
+    inputs, outputs = reads.role == INPUT, writes.role == OUTPUT
+    whole = np.zeros(len(columns), bool)
+    whole[reads.call[inputs]] = whole[writes.call[outputs]] = True
+    whole[reads.call[inputs & ~reads.stored]] = whole[writes.call[outputs & ~writes.stored]] = False
+    stored = int(whole.sum())
+    numbers, first, counts = np.unique(writes.dtype[outputs], return_index=True, return_counts=True)
+    order = np.lexsort((first, -counts))
+    common = tuple(dtype for dtype in map(columns.text, numbers[order].tolist()) if dtype)
+    ranks, steps = np.unique(columns.rank).tolist(), np.unique(columns.step).tolist()
     manifest = run.manifest
     if manifest is None:
         return Side(
             label=run.label,
             path=str(run.path),
             source="torchtitan log",
-            ranks=tuple(sorted(ranks)),
-            calls=len(run.calls),
+            ranks=tuple(ranks),
+            calls=len(columns),
             dtypes=common,
         )
     return Side(
         label=run.label,
         path=str(run.path),
         step=manifest.step if manifest.step in steps or not steps else min(steps),
-        ranks=tuple(sorted(ranks)),
-        calls=len(run.calls),
+        ranks=tuple(ranks),
+        calls=len(columns),
         with_tensors=stored,
         complete=manifest.complete,
         seed=manifest.seed,
@@ -90,7 +95,9 @@ def side_of(run: Run) -> Side:
     )
 
 
-def mismatches(run_a: Run, run_b: Run, a: Side, b: Side) -> list[Mismatch]:
+def mismatches(
+    run_a: Run, run_b: Run, a: Side, b: Side, columns_a: Columns, columns_b: Columns
+) -> list[Mismatch]:
     """What makes the two runs less comparable; `refused` ones need the user's consent."""
     found: list[Mismatch] = []
 
@@ -99,8 +106,7 @@ def mismatches(run_a: Run, run_b: Run, a: Side, b: Side) -> list[Mismatch]:
 
     if run_a.path.resolve() == run_b.path.resolve():
         add("folder", a.path, b.path, "both sides are one folder: they are identical by construction")
-    modules_a = {call.module for call in run_a.calls if call.module}
-    modules_b = {call.module for call in run_b.calls if call.module}
+    modules_a, modules_b = _modules(columns_a), _modules(columns_b)
     if modules_a and modules_b:
         common = len(modules_a & modules_b) / min(len(modules_a), len(modules_b))
         if common < SAME_MODEL:
@@ -139,6 +145,10 @@ def mismatches(run_a: Run, run_b: Run, a: Side, b: Side) -> list[Mismatch]:
             missing = f"run {side.label} is incomplete"
             add("completeness", a.complete, b.complete, f"{missing}: what is missing counts as unmatched")
     return found
+
+
+def _modules(columns: Columns) -> set[str]:
+    return {columns.text(number) for number in np.unique(columns.module).tolist()} - {""}
 
 
 def refuse(found: list[Mismatch]) -> None:

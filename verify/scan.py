@@ -7,6 +7,7 @@ stopped. Torch is loaded in the workers only.
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import hashlib
 import math
@@ -24,8 +25,9 @@ import msgspec
 from bridge.environment import package_versions
 from bridge.errors import NothingJudgedError, UsageError, near_misses
 from bridge.verify import floors
-from bridge.verify.columns import Pool, columns
-from bridge.verify.diff_document import NonFinite, ScanDocument
+from bridge.verify.columns import Pool
+from bridge.verify.diff_document import ScanDocument
+from bridge.verify.intake import columns
 from bridge.verify.nonfinite import first_nonfinite
 from bridge.verify.runs import Run, load_run, side_of
 from bridge.verify.scan_table import OpResult, assemble
@@ -72,6 +74,7 @@ def scan_capture(
     run = load_run(Path(capture), "A")
     if run.capture is None or run.manifest is None:
         raise UsageError(f"scan needs a capture with tensors, got the activation log {capture}")
+    run = dataclasses.replace(run, calls=list(run.calls))  # all are looked at, more than once
     chosen = _chosen(run, ops)
     todo, skipped = _judgeable(run, chosen, max_call_bytes)
     identity = _identity(run)
@@ -85,16 +88,16 @@ def scan_capture(
             _append(resume, identity, result)
         if progress is not None:
             progress(len(results), len(todo))
-    nonfinite = _nonfinite(run)
+    gathered = columns(run.calls, Pool())
     if not results:
         reasons = "; ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
         raise NothingJudgedError(
             f"no call of {capture} can be judged ({reasons or 'it has none'}); capture with --tensors all"
         )
-    document = assemble(run, results, skipped, nonfinite)
+    document = assemble(run, results, skipped, first_nonfinite(gathered, run))
     return msgspec.structs.replace(
         document,
-        capture=side_of(run),
+        capture=side_of(run, gathered),
         constants={
             "fudge_factor": Constants().fudge_factor,
             "max_reference_relative_error": Constants().max_reference_relative_error,
@@ -158,10 +161,6 @@ def _reason(call: Call, max_call_bytes: int) -> str | None:
     if sum(8 * math.prod(record.shape) for record in records) > max_call_bytes:
         return f"calls larger than {max_call_bytes} bytes in FP64"
     return None
-
-
-def _nonfinite(run: Run) -> tuple[NonFinite, ...]:
-    return first_nonfinite(columns(run.calls, Pool()), run)
 
 
 def _judge(capture: Path, positions: list[int], jobs: int) -> Iterator[tuple[int, OpResult]]:

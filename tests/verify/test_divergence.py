@@ -8,8 +8,9 @@ import torch
 from recorded import Recorder
 
 from bridge.verify.align import align
-from bridge.verify.columns import Pool, columns
+from bridge.verify.columns import Pool
 from bridge.verify.divergence import Divergence, diverge
+from bridge.verify.intake import columns
 
 
 def compare(op: str, a: torch.Tensor, b: torch.Tensor, *inputs: torch.Tensor) -> Divergence:

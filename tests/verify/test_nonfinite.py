@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from recorded import Recorder
 
-from bridge.verify.columns import Pool, columns
+from bridge.verify.columns import Pool
 from bridge.verify.diff_document import NonFinite
+from bridge.verify.intake import columns
 from bridge.verify.nonfinite import first_nonfinite
 
 
