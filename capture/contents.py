@@ -16,6 +16,7 @@ from bridge.capture.dtypes import itemsize
 from bridge.capture.identity import Content, Place
 from bridge.capture.lanes import DeviceLane, HostLane
 from bridge.capture.loads import Blob
+from bridge.capture.record import Digest
 from bridge.capture.writer import ContentLine, RankWriter
 
 
@@ -53,6 +54,8 @@ class Contents:
         """A host tensor's bytes are those that were digested as `content`."""
         if content.count == 0:
             return True
+        if not content.hash:
+            self._writer.drain()  # a writing thread has it
         with HostBytes(tensor, place, content.count * _size(place[2])) as (address, _):
             return digest_host.digest_bytes(address, content.count, place[2]).hash == content.hash
 
@@ -75,6 +78,12 @@ class Contents:
         if reason is not None:
             self._writer.drop(key=key, tensor=name, nbytes=nbytes, reason=reason)
             return
+        device = "cpu" if tensor.is_cpu else str(tensor.device)
+        lane: Any = self._writer.lane(
+            device, HostLane if tensor.is_cpu else partial(DeviceLane, tensor.device)
+        )
+        # One that passes in parts is digested here, so that its sums are rounded as they always are.
+        handed = tensor.is_cpu and not content.digested and 0 < nbytes <= lane.pool.chunk_bytes
         blob = Blob(
             content=content.number,
             key=key,
@@ -82,15 +91,17 @@ class Contents:
             dtype=dtype,
             shape=_shape_in_memory(tensor),
             nbytes=nbytes,
+            count=content.count,
+            digested=partial(_note, content) if handed else None,
         )
-        if tensor.is_cpu:
-            self._writer.lane("cpu", HostLane)
-            with HostBytes(tensor, place, nbytes) as (address, _):
-                self._writer.put_blob(blob, "cpu", address)
+        if not tensor.is_cpu:
+            self._writer.put_blob(blob, device, lane.bytes_of(tensor, place))
+        elif len(place) == 3:
+            self._writer.put_blob(blob, device, tensor.data_ptr())
         else:
-            device = tensor.device
-            lane: Any = self._writer.lane(str(device), partial(DeviceLane, device))
-            self._writer.put_blob(blob, str(device), lane.bytes_of(tensor, place))
+            with HostBytes(tensor, place, nbytes) as (address, _):
+                self._writer.put_blob(blob, device, address)
+        content.digested = content.digested or handed
 
     def lines(self) -> list[ContentLine]:
         """Digests known since the last time this was asked."""
@@ -158,3 +169,7 @@ def _size(dtype: str) -> int:
     size = itemsize(dtype)
     assert size is not None, f"a content of {dtype} has no bytes"
     return size
+
+
+def _note(content: Content, digest: Digest) -> None:
+    content.hash = digest.hash

@@ -23,7 +23,7 @@ from bridge.capture.pool import Chunk, ChunkPool, chunk_of, copy_memory, host_ch
 #: Host memory for what waits to be written, of each kind, at most; less where less is free.
 WAITING_BYTES = 1 << 30
 _FREE_PART = 8
-HOST_CHUNK = 2 << 20
+HOST_CHUNK = 8 << 20
 DEVICE_CHUNK = 16 << 20
 #: Staging buffers on the device: one is filled, others are on their way.
 STAGES = 4

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from bridge.capture.pool import Chunk, ChunkPool
+from bridge.capture.record import Digest
 
 #: Where a blob starts in a chunk: copies are fastest from and to such addresses.
 ALIGNMENT = 64
@@ -18,7 +19,10 @@ MOST_PIECES = 512
 
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One content that is to be stored."""
+    """One content that is to be stored.
+
+    digested: told the digest by whoever writes the bytes; None where somebody else takes it.
+    """
 
     content: int
     key: str  #: of the call that selected it
@@ -26,6 +30,8 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     dtype: str
     shape: tuple[int, ...]  #: dimensions in memory order
     nbytes: int
+    count: int = 0  #: elements
+    digested: Callable[[Digest], None] | None = None
 
 
 @dataclass(slots=True, eq=False)

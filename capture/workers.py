@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from bridge.capture import digest_host
 from bridge.capture.loads import Blob, Job, Load, Stream
-from bridge.capture.record import ShardFile
+from bridge.capture.record import Digest, ShardFile
 from bridge.capture.shards import BlobLine, Named, ShardWriter, blob_name, name_state
 
 #: Free space that is left alone on the disk written to.
@@ -27,8 +28,13 @@ _MOST_THREADS = 8
 class Ledger(Protocol):
     """Told what became of each blob."""
 
-    def stored(self, lines: Sequence[BlobLine], contents: Sequence[tuple[Blob, str]]) -> None:
-        """Blobs were written; these, and others with the same bytes, now have a name."""
+    def stored(
+        self,
+        lines: Sequence[BlobLine],
+        contents: Sequence[tuple[Blob, str]],
+        digests: Sequence[tuple[Blob, Digest]] = (),
+    ) -> None:
+        """Blobs were written; these, and others with the same bytes, now have a name, these a digest."""
 
     def lost(self, blob: Blob, reason: str) -> None:
         """A blob was not written."""
@@ -149,18 +155,21 @@ class Workers:
 
     def _write_pieces(self, load: Load, writer: ShardWriter) -> None:
         blobs = [blob for blob, _, _ in load.pieces]
+        parts = self._arrived(load, blobs)
+        digests = _digests(load)
         if self._refused(blobs, load.used):
+            self._ledger.stored((), (), digests)
             return
         mine: list[tuple[Blob, Named]] = []
         known: list[tuple[Blob, str]] = []
-        for blob, data in zip(blobs, self._arrived(load, blobs), strict=True):
+        for blob, data in zip(blobs, parts, strict=True):
             name = blob_name(data, dtype=blob.dtype, shape=blob.shape)
             if self._claim(name, blob, known):
                 mine.append((blob, Named(name, blob.dtype, blob.shape, data)))
         lines, error = writer.append([named for _, named in mine])
         for line, (blob, _) in zip(lines, mine, strict=False):
             known += self._settle(line.blob, blob)
-        self._ledger.stored(lines, known)
+        self._ledger.stored(lines, known, digests)
         if error is not None:
             self._give_up([(named.name, blob) for blob, named in mine[len(lines) :]], error)
 
@@ -255,3 +264,14 @@ class Workers:
         if free - nbytes < DISK_RESERVE:
             return f"the disk has {free} bytes free, and {DISK_RESERVE} are left alone"
         return None
+
+
+def _digests(load: Load) -> list[tuple[Blob, Digest]]:
+    """Digests of the blobs in a load that have none yet."""
+    found = []
+    for blob, begin, _ in load.pieces:
+        if blob.digested is not None:
+            digest = digest_host.digest_bytes(load.chunk.address + begin, blob.count, blob.dtype)
+            blob.digested(digest)
+            found.append((blob, digest))
+    return found

@@ -151,17 +151,23 @@ class RankWriter:
             (self.folder / "rank.json.new").unlink(missing_ok=True)
         return msgspec.structs.replace(report, problems=tuple(self.problems))
 
-    def stored(self, lines: Sequence[BlobLine], contents: Sequence[tuple[Blob, str]]) -> None:
-        """Blobs were written; these, and others with the same bytes, now have a name."""
+    def stored(
+        self,
+        lines: Sequence[BlobLine],
+        contents: Sequence[tuple[Blob, str]],
+        digests: Sequence[tuple[Blob, Digest]] = (),
+    ) -> None:
+        """Blobs were written; these, and others with the same bytes, now have a name, these a digest."""
         with self._lock:
             taken = sum(blob.nbytes for blob, _ in contents)
             self._accepted -= taken - sum(line.nbytes for line in lines)
         # The blobs first: a killed process leaves no content whose blob is nowhere.
-        if lines:
-            self._files["blobs"].append(self._encoder.encode_lines(lines))
-        if contents:
-            found = [ContentLine(content=blob.content, blob=name) for blob, name in contents]
-            self._files["contents"].append(self._encoder.encode_lines(found))
+        placed = not lines or self._append("blobs", lines)
+        found = [ContentLine(content=blob.content, digest=digest) for blob, digest in digests]
+        if placed:
+            found += [ContentLine(content=blob.content, blob=name) for blob, name in contents]
+        if found:
+            self._append("contents", found)
 
     def lost(self, blob: Blob, reason: str) -> None:
         """A blob was not written."""
@@ -247,6 +253,14 @@ class RankWriter:
                 elif kind == "stop":
                     return
                 else:
-                    self._files[kind].append(self._encoder.encode_lines(item))
+                    self._append(kind, item)
             except Exception as error:  # the thread must go on: the step would wait for it forever
                 self.failed(f"{kind} could not be written", error)
+
+    def _append(self, name: str, records: Sequence[Any]) -> bool:
+        try:
+            self._files[name].append(self._encoder.encode_lines(records))
+        except OSError as error:
+            self.failed(f"{name} could not be written", error)
+            return False
+        return True
