@@ -36,6 +36,8 @@ def judge_tensor(
     unstable: torch.Tensor | None = None,
     undefined: torch.Tensor | None = None,
     fault: str | None = None,
+    exact: bool = False,
+    demand_inf: bool = False,
     brief: bool = False,
 ) -> TensorVerdict:
     """Judge one tensor.
@@ -50,6 +52,8 @@ def judge_tensor(
         unstable: elements where golden itself jumps under a tiny move of the inputs (ties).
         undefined: elements in rows whose inputs hold NaN; kernels that drop a NaN are free there.
         fault: a misdeed seen while the target ran; it fails the tensor whatever the numbers.
+        exact: no legal implementation can differ from golden in any bit on these inputs.
+        demand_inf: infinities must stand where golden has them even if the inputs hold NaN or Inf.
         brief: leave out histogram, map and worst elements.
     """
     reference, target, golden = trio.reference, trio.target, trio.golden
@@ -90,11 +94,13 @@ def judge_tensor(
         elementwise=elementwise,
     )
     free = undefined if unstable is None else (unstable if undefined is None else unstable | undefined)
-    structure = _settle_finite(wide, nonfinite_inputs, free)
+    structure = _settle_finite(wide, nonfinite_inputs, free, demand_inf)
     gate = measure(
         wide.golden, wide.reference, wide.target, dtype=wide.dtype, constants=constants, keep=wide.keep
     )
     companions = _companions(wide, constants)
+    if exact and bool((wide.reference == wide.golden).all()):
+        companions["exact integers"] = _bit_for_bit(wide)
     verdict, reason, companions = _decide(gate, companions, structure, fault)
     return TensorVerdict(
         tensor=name,
@@ -119,7 +125,9 @@ def judge_tensor(
     )
 
 
-def _settle_finite(data: Compared, nonfinite_inputs: bool, unstable: torch.Tensor | None) -> str | None:
+def _settle_finite(
+    data: Compared, nonfinite_inputs: bool, unstable: torch.Tensor | None, demand_inf: bool
+) -> str | None:
     """Set which elements can be compared; return the structural mismatch among non-finite ones."""
     expected = round_to(data.golden, data.dtype)
     jumpy = torch.zeros_like(data.keep) if unstable is None else unstable
@@ -132,6 +140,7 @@ def _settle_finite(data: Compared, nonfinite_inputs: bool, unstable: torch.Tenso
         expected,
         data.reference,
         forgive_dropped_nan=nonfinite_inputs,
+        demand_inf=demand_inf,
     )
     data.keep = (
         torch.isfinite(data.golden)
@@ -146,6 +155,20 @@ def _settle_finite(data: Compared, nonfinite_inputs: bool, unstable: torch.Tenso
         data.envelope = Envelope(draws=[torch.where(data.keep, d, data.golden) for d in data.envelope.draws])
     data.reference = torch.where(data.keep, data.reference, data.golden)
     return structure
+
+
+def _bit_for_bit(data: Compared) -> Companion:
+    """How many elements differ from golden where every intermediate value is exactly representable."""
+    wrong = data.target != data.golden
+    count = int(wrong.sum())
+    where = tuple(int(i) for i in wrong.nonzero()[0].tolist()) if count else ()
+    return Companion(
+        value=float(count),
+        limit=0.0,
+        passed=count == 0,
+        detail=f"{count} of {wrong.numel()} elements differ, first at {where}" if count else "",
+        note="integers on which every legal order and accumulator gives the same bits",
+    )
 
 
 def _companions(data: Compared, constants: Constants) -> dict[str, Companion]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,12 +10,12 @@ import torch
 
 from bridge.verify.case import Case
 from bridge.verify.envelope import Envelope
-from bridge.verify.execute import Result
+from bridge.verify.execute import Result, run_target
 from bridge.verify.place import where_it_sits
 from bridge.verify.spec import KernelSpec
 from bridge.verify.trace import record
 from bridge.verify.ulp import is_low, smallest_normal, ulp_of
-from bridge.verify.variant import RANKS, Variant
+from bridge.verify.variant import RANKS, Variant, again
 from bridge.verify.variants import catalogue
 from bridge.verify.verdict import Diagnosis, TensorVerdict
 
@@ -68,7 +67,7 @@ def diagnose(
         tiles: tile sizes seen in the launches.
     """
     place = where_it_sits(failing)
-    deed = _misdeed(spec, failing)
+    deed = _misdeed(spec, failing) or _reads_unwritten(spec, failing)
     if deed is not None:
         return Diagnosis(cause=deed[0], explained=1.0, where=place, evidence=deed[1])
     chosen = _choose(failing)
@@ -129,6 +128,31 @@ def _misdeed(spec: KernelSpec, failing: Sequence[Evidence]) -> tuple[str, str] |
     return None
 
 
+def _reads_unwritten(spec: KernelSpec, failing: Sequence[Evidence]) -> tuple[str, str] | None:
+    """NaN that is gone once fresh memory holds zeros: the target uses memory that nobody wrote."""
+    for e in failing[:_CASES]:
+        broken = [
+            t.tensor for t in e.tensors if t.structure is not None and "NaN where golden" in t.structure
+        ]
+        if not broken or not e.target.watched or max(t.numel() for t in e.case.inputs) > _LARGEST:
+            continue
+        try:
+            clean = run_target(spec, e.case, fill=0.0)
+        except Exception:  # the poisoned run went through; what another fill upsets says nothing here
+            continue
+        if isinstance(clean, str):
+            continue
+        now = clean.named()
+        cured = [n for n in broken if (got := now.get(n)) is not None and not bool(torch.isnan(got).any())]
+        if cured:
+            return (
+                f"memory that was never written is used in {', '.join(cured)}: workspace slack, masked lanes "
+                "of a buffer, or elements that no program stores",
+                f"NaN while fresh memory holds NaN, none while it holds zeros, on {e.case.name}",
+            )
+    return None
+
+
 def _choose(failing: Sequence[Evidence]) -> list[Evidence]:
     """Small failing cases of different families, those with most tensors wrong and finite values first."""
 
@@ -174,12 +198,7 @@ def _elsewhere(spec: KernelSpec, e: Evidence, variant: Variant, tiles: tuple[int
 
 
 def _again(spec: KernelSpec, e: Evidence, variant: Variant, tiles: tuple[int, ...]) -> Variant | None:
-    """The same variant for another case: found by its words, since op numbers may differ."""
-    stem = _stem(variant.text)
-    for other in catalogue(spec, record(spec, e.case), e.case, tiles):
-        if _stem(other.text) == stem:
-            return other
-    return None
+    return again(variant, catalogue(spec, record(spec, e.case), e.case, tiles))
 
 
 def _would_fail(spec: KernelSpec, e: Evidence, variant: Variant, tiles: tuple[int, ...]) -> bool:
@@ -202,11 +221,6 @@ def _would_fail(spec: KernelSpec, e: Evidence, variant: Variant, tiles: tuple[in
         if _misfit(fake, eager, scale) > 2.0 * _misfit(got, eager, scale) + 0.5:
             return True
     return False
-
-
-def _stem(text: str) -> str:
-    """The sentence without the lengths of one case."""
-    return re.sub(r"\d+ // |padded length \d+, not by \d+|of its \d+ terms", "", text)
 
 
 def _pairs(spec: KernelSpec, e: Evidence, scored: list[tuple[float, Variant]]) -> list[tuple[float, Variant]]:

@@ -30,6 +30,7 @@ class Result:
     owners: dict[str, int] = field(default_factory=dict)  #: address of the memory each gradient came in
     kernels: tuple[str, ...] = ()
     tiles: tuple[int, ...] = ()
+    watched: bool = False  #: made by `run_target`, so it can be made again
 
     def named(self) -> dict[str, torch.Tensor | None]:
         """All results under the names of the verdict table."""
@@ -146,12 +147,19 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def run_target(spec: KernelSpec, case: Case, *, twice: bool = False) -> Result | str:
-    """Run the target under watch: launches, poisoned memory, guard bands, inputs compared afterwards."""
+def run_target(
+    spec: KernelSpec, case: Case, *, twice: bool = False, fill: float = float("nan")
+) -> Result | str:
+    """Run the target under watch: launches, poisoned memory, guard bands, inputs compared afterwards.
+
+    Args:
+        twice: run the backward twice over one graph.
+        fill: what memory holds that the target is handed and has not written.
+    """
     inputs = tuple(copy_with_layout(t) for t in case.inputs)
     upstream = tuple(copy_with_layout(t) for t in case.grad_outputs)
     with repaired(), watch() as seen:
-        watched = Watched()
+        watched = Watched(fill=fill)
         try:
             result = run(
                 spec.target,
@@ -168,7 +176,7 @@ def run_target(spec: KernelSpec, case: Case, *, twice: bool = False) -> Result |
             return _writes_leaf(spec, case)
     if isinstance(result, str):
         return result
-    result.kernels, result.tiles = tuple(seen.kernels), seen.tiles()
+    result.kernels, result.tiles, result.watched = tuple(seen.kernels), seen.tiles(), True
     _blame_writes(spec, case, inputs, upstream, result)
     if twice and any("was written to" in text for text in result.faults.values()):
         # A kept graph makes autograd copy what it returns; a plain run shows which result sits in the victim.

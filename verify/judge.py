@@ -15,6 +15,10 @@ from bridge.verify.compare import Trio, judge_tensor
 from bridge.verify.conditioning import condition_of, terms_of, two_orders
 from bridge.verify.diagnosis import Evidence, diagnose
 from bridge.verify.envelope import Envelope, measure_noise
+from bridge.verify.every import FAMILY as EVERY
+from bridge.verify.every import zero_signs
+from bridge.verify.exact import FAMILY as EXACT
+from bridge.verify.exact import exact_tensors
 from bridge.verify.execute import Result, run, run_target, same_bits, tensor_names
 from bridge.verify.golden import run_golden
 from bridge.verify.nearby import beside, near_case, near_result
@@ -209,6 +213,8 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
             if any(bool(mask.any()) for mask in ties.values()):
                 judged.tensors = _judge_tensors(spec, case, golden, reference, target, noise, constants, ties)
         judged.tensors = [_conditioned(spec, case, t) for t in judged.tensors]
+        if case.family == EVERY:
+            judged.record = _zeros_noted(judged.record, reference, target)
         judged.tiles = target.tiles
         judged.evidence = Evidence(
             case=case, golden=golden, reference=reference, target=target, noise=noise, tensors=judged.tensors
@@ -240,6 +246,7 @@ def _judge_tensors(
     ties: dict[str, torch.Tensor] | None = None,
 ) -> list[TensorVerdict]:
     wanted, eager, got = golden.named(), reference.named(), target.named()
+    exact = exact_tensors(spec, case) if case.family == EXACT else frozenset()
     repeats = [(n, t) for n, others in target.differing.items() for t in others]
     odd = any(t.is_floating_point() and not bool(torch.isfinite(t).all()) for t in case.inputs)
     return [
@@ -254,6 +261,8 @@ def _judge_tensors(
             unstable=(ties or {}).get(name),
             undefined=_rows_with_nan(case, eager.get(name)) if odd else None,
             fault=target.faults.get(name),
+            exact=name in exact,
+            demand_inf=case.family == EVERY,
         )
         for name, result in [(n, got.get(n)) for n in tensor_names(spec) if n in got or n in eager] + repeats
     ]
@@ -270,6 +279,18 @@ def _rows_with_nan(case: Case, like: torch.Tensor | None) -> torch.Tensor | None
         if like.shape == rows.shape:
             return rows
     return None
+
+
+def _zeros_noted(record: CaseRecord, reference: Result, target: Result) -> CaseRecord:
+    """Say where zeros have another sign than the reference's: equal numbers, so no failure, but no secret."""
+    eager, notes = reference.named(), list(record.notes)
+    for name, got in target.named().items():
+        want = eager.get(name)
+        if got is not None and want is not None and got.shape == want.shape and got.is_floating_point():
+            count = zero_signs(want, got)
+            if count:
+                notes.append(f"sign of zero: {count} zeros of {name} have another sign than the reference's")
+    return msgspec.structs.replace(record, notes=tuple(notes))
 
 
 def _conditioned(spec: KernelSpec, case: Case, verdict: TensorVerdict) -> TensorVerdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from bridge.verify.case import Case
 from bridge.verify.execute import copy_with_layout, run_target, split
 from bridge.verify.layouts import GRAD_LAYOUTS, INPUT_LAYOUTS
 from bridge.verify.options import Options
+from bridge.verify.probes import probe_cases
 from bridge.verify.spec import KernelSpec
 from bridge.verify.sweeps import SWEEPS, Sweep, applies, changed, roles
 
@@ -77,6 +78,7 @@ def _added(
         for sweep in SWEEPS:
             if applies(sweep, spec.kind):
                 yield from maker.swept(start, sweep)
+        yield from probe_cases(spec, start, maker.generator(start.name, "probes"), maker.drawn(dtype))
         if full:  # addresses do not depend on the dtype
             yield from maker.laid_out(start)
         for name, make in spec.adversarial.items():
@@ -190,6 +192,10 @@ class _Maker:
             yield self.case(shape, dtype, family, label=label, sample=sample)
         except Exception:
             return
+
+    def drawn(self, dtype: str) -> Callable[[tuple[int, ...]], Case | None]:
+        """Draws a case of any shape, for the probes; None where it is refused."""
+        return lambda shape: next(iter(self.optional(shape, dtype, "adversarial")), None)
 
     def upstream(
         self, inputs: tuple[torch.Tensor, ...], generator: torch.Generator

@@ -9,7 +9,7 @@ from bridge.verify.compare import Trio, judge_tensor
 from bridge.verify.diagnosis import Evidence
 from bridge.verify.spec import KernelSpec
 from bridge.verify.trace import record
-from bridge.verify.variant import Variant
+from bridge.verify.variant import Variant, again
 from bridge.verify.variants import catalogue
 from bridge.verify.verdict import Constants, Power
 
@@ -104,7 +104,4 @@ def _fails(
 
 
 def _same(spec: KernelSpec, e: Evidence, variant: Variant, tiles: tuple[int, ...]) -> Variant | None:
-    for other in catalogue(spec, record(spec, e.case), e.case, tiles):
-        if other.text == variant.text:
-            return other
-    return None
+    return again(variant, catalogue(spec, record(spec, e.case), e.case, tiles))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -177,16 +179,40 @@ def _low_sum(axis: int, dtype: torch.dtype, block: int) -> Change:
 def of_product(op: Op, where: str) -> Iterator[Variant]:
     """Faults of one matrix product: TF32, low operands, a low accumulator, a lost tail."""
     name = f"{where}the product of {', '.join(sorted(op.sources))}"
+    for text, variant in _product_faults(op):
+        yield replace(variant, text=text.format(name))
+
+
+def of_products(trace: Trace) -> list[Variant]:
+    """The same fault in every product: a kernel's backward is written by the hand that wrote its forward."""
+    ops = [op for op in trace.ops.values() if op.name in ("mm", "bmm")]
+    joint: dict[str, Variant] = {}
+    for op in ops:
+        for text, variant in _product_faults(op):
+            key = re.sub(r"of its \d+ terms", "term", text).format("every product")
+            known = joint.setdefault(key, replace(variant, text=key, changes={}))
+            known.changes.update(variant.changes)
+    return [variant for variant in joint.values() if len(variant.changes) > 1]
+
+
+def _product_faults(op: Op) -> Iterator[tuple[str, Variant]]:
+    """Sentences with a place for the product's name, and the variants."""
     if op.args[0].dtype == torch.float32:
-        yield Variant(
-            text=f"{name} runs in TF32 (10-bit significands)",
-            rank="cast",
-            changes={op.number: lambda f, a, k, out: f(_tf32(a[0]), _tf32(a[1]))},
+        yield (
+            "{} runs in TF32 (10-bit significands)",
+            Variant(
+                text="",
+                rank="cast",
+                changes={op.number: lambda f, a, k, out: f(_tf32(a[0]), _tf32(a[1]))},
+            ),
         )
-        yield Variant(
-            text=f"operands of {name} are rounded to float16",
-            rank="cast",
-            changes={op.number: lambda f, a, k, out: f(a[0].half().float(), a[1].half().float())},
+        yield (
+            "operands of {} are rounded to float16",
+            Variant(
+                text="",
+                rank="cast",
+                changes={op.number: lambda f, a, k, out: f(a[0].half().float(), a[1].half().float())},
+            ),
         )
     depth = op.args[0].shape[-1]
 
@@ -197,14 +223,28 @@ def of_product(op: Op, where: str) -> Iterator[Variant]:
             total = (total.float() + part).half()
         return total.to(out.dtype)
 
-    yield Variant(
-        text=f"{name} is accumulated in float16", rank="accumulator", changes={op.number: low}, noise=True
+    yield (
+        "{} is accumulated in float16",
+        Variant(text="", rank="accumulator", changes={op.number: low}, noise=True),
     )
     if depth > 1:
-        yield Variant(
-            text=f"{name} misses the last of its {depth} terms",
-            rank="mask",
-            changes={op.number: lambda f, a, k, out: f(a[0][..., :-1], a[1][..., :-1, :])},
+        yield (
+            f"{{}} misses the last of its {depth} terms",
+            Variant(
+                text="",
+                rank="mask",
+                changes={op.number: lambda f, a, k, out: f(a[0][..., :-1], a[1][..., :-1, :])},
+            ),
+        )
+    if depth > 16 and depth % 16:
+        whole = depth // 16 * 16
+        yield (
+            "tail block dropped: {} adds only full blocks of 16 terms (floor where ceil is needed)",
+            Variant(
+                text="",
+                rank="mask",
+                changes={op.number: lambda f, a, k, out: f(a[0][..., :whole], a[1][..., :whole, :])},
+            ),
         )
 
 

@@ -24,6 +24,8 @@ from bridge.verify.spec import KernelSpec
 
 #: Gets the op, its arguments and what it returned; returns what the variant returns instead.
 Change = Callable[[Any, tuple[Any, ...], dict[str, Any], torch.Tensor], torch.Tensor]
+#: Gets the arguments of a forward op and what it returned; returns what the backward finds in its place.
+Swap = Callable[[tuple[Any, ...], torch.Tensor], torch.Tensor]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,7 +73,7 @@ class Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         changes: dict[int, Change] | None = None,
-        swaps: dict[int, Callable[[Op], Any]] | None = None,
+        swaps: dict[int, Swap] | None = None,
         trace: Trace | None = None,
         inputs: dict[int, str] | None = None,
     ) -> None:
@@ -103,9 +105,9 @@ class Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if number in self._changes and isinstance(out, torch.Tensor):
             out = self._changes[number](func, args, kwargs, out)
         if number in self._swaps and isinstance(out, torch.Tensor):
-            # The backward will find the forward's operand where it expects its result.
-            self._replacement[out.untyped_storage().data_ptr()] = args[0]
-            self._alive += [out, args[0]]
+            other = self._swaps[number](args, out)
+            self._replacement[out.untyped_storage().data_ptr()] = other
+            self._alive += [out, other]
         # Kept in every run: torch skips a detach when it holds the only reference, which shifts the numbers.
         self._alive.append(out)
         if self._trace is not None:

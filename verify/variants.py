@@ -12,10 +12,16 @@ from typing import Any
 import torch
 
 from bridge.verify.case import Case
+from bridge.verify.handed import of_results, of_saved
+from bridge.verify.masks import of_mask
+from bridge.verify.scans import of_scan
 from bridge.verify.spec import KernelSpec
-from bridge.verify.sums import of_product, of_sum
+from bridge.verify.sums import of_product, of_products, of_sum
 from bridge.verify.trace import Change, Op, Trace
-from bridge.verify.variant import Variant
+from bridge.verify.variant import Variant, numbered
+
+#: Functions whose derivative is one factor of the backward.
+_HAVE_DERIVATIVES = ("tanh", "sigmoid", "exp", "erf", "sin", "cos", "clamp", "relu")
 
 
 def catalogue(spec: KernelSpec, trace: Trace, case: Case, tiles: tuple[int, ...]) -> list[Variant]:
@@ -28,7 +34,10 @@ def catalogue(spec: KernelSpec, trace: Trace, case: Case, tiles: tuple[int, ...]
     found += _store_variants(trace, case)
     for op in trace.ops.values():
         found += list(_of_op(op, trace, case, tiles))
-    return found
+    found += of_products(trace)
+    found += of_saved(spec, trace, case)
+    found += of_results(spec, trace, case)
+    return numbered(found)
 
 
 def _zeros(spec: KernelSpec) -> Callable[..., Any]:
@@ -148,6 +157,8 @@ def _of_op(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...]) -> Iterator
         yield from of_sum(op, trace, case, tiles, where)
     if op.name in ("mm", "bmm"):
         yield from of_product(op, where)
+    yield from of_mask(op, tiles)
+    yield from of_scan(op, where)
     if op.name == "amax":
         yield Variant(
             text="padded lanes are loaded as 0 and take part in the row maximum (-inf is the neutral value)",
@@ -167,7 +178,7 @@ def _of_op(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...]) -> Iterator
             for by in (1, -1)
         )
     yield from _skipped(op, trace, where)
-    if op.name in ("exp", "log", "gelu"):
+    if op.name in ("exp", "log", "gelu", "tanh", "sigmoid"):
         yield from _approximated(op)
 
 
@@ -240,9 +251,11 @@ def _skipped(op: Op, trace: Trace, where: str) -> Iterator[Variant]:
             continue
         others = [a for a in op.args if a is not operand]
         what = _term(others, op, place)
+        if op.backward and op.name == "add" and _is_upstream(others, op, trace):
+            what = "the residual gradient (the path of grad_output around the formula)"
         position = op.args.index(operand) if operand is op.args[0] else 1
         yield Variant(
-            text=f"{where}{what} is missing: {subject(op)}",
+            text=f"{where}{what} is missing: {_derivative(op, operand, trace)}{subject(op)}",
             rank="formula",
             changes={op.number: _only(position)},
         )
@@ -255,8 +268,41 @@ def _skipped(op: Op, trace: Trace, where: str) -> Iterator[Variant]:
             yield Variant(
                 text=f"the gradient formula uses {'/'.join(sorted(op.sources))} where it needs {subject(op)}",
                 rank="formula",
-                swaps={op.number: True},
+                swaps={op.number: lambda args, out: args[0]},
             )
+
+
+def _derivative(op: Op, kept: torch.Tensor, trace: Trace) -> str:
+    """What the missing factor of a backward product is the derivative of, where that shows."""
+    if not op.backward or op.name != "mul":
+        return ""
+    waiting = [
+        number
+        for operand, number in zip(
+            (a for a in op.args if isinstance(a, torch.Tensor)), op.makers, strict=False
+        )
+        if operand is not kept
+    ]
+    for _ in range(4):
+        makers = [trace.ops[number] for number in waiting if number in trace.ops]
+        for maker in makers:
+            if not maker.backward and maker.name in _HAVE_DERIVATIVES:
+                return f"the derivative of `{maker.name}`, "
+        waiting = [number for maker in makers if maker.backward for number in maker.makers]
+    return ""
+
+
+def _is_upstream(others: list[Any], op: Op, trace: Trace) -> bool:
+    """Whether the operand left out is grad_output itself, moved or cast at most."""
+    addresses = [o.untyped_storage().data_ptr() for o in others if isinstance(o, torch.Tensor)]
+    tensors = [a for a in op.args if isinstance(a, torch.Tensor)]
+    for tensor, number in zip(tensors, op.makers, strict=False):
+        maker = trace.ops.get(number)
+        if tensor.untyped_storage().data_ptr() not in addresses or maker is None:
+            continue
+        if maker.exact and maker.sources == {"grad_output"}:
+            return True
+    return False
 
 
 def _term(others: list[Any], op: Op, place: int) -> str:
@@ -288,12 +334,24 @@ def _approximated(op: Op) -> Iterator[Variant]:
             rank="formula",
             changes={op.number: lambda f, a, k, out: torch.log2(a[0])},
         )
+    if op.name in ("tanh", "sigmoid") and not op.backward:
+        yield Variant(
+            text=f"`{op.name}` is a quotient of exponentials that overflow for large inputs (Inf / Inf)",
+            rank="stability",
+            changes={op.number: _quotient},
+        )
     if op.name == "gelu":
         yield Variant(
             text="GELU by tanh where erf is meant, or the other way round",
             rank="approximation",
             changes={op.number: _other_gelu},
         )
+
+
+def _quotient(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
+    tanh = func is torch.ops.aten.tanh.default
+    e = torch.exp(args[0] * 2 if tanh else args[0])
+    return (e - 1 if tanh else e) / (e + 1)
 
 
 def _other_gelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:

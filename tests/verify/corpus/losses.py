@@ -321,11 +321,13 @@ PAIRS: tuple[Pair, ...] = (
         name="true-class gradient from rounded p",
         make=cross_entropy("ce_low_p", ("float16",), low_p=True),
         tensors=frozenset({"grad_logits"}),
+        cause="`exp` of logits is rounded",
     ),
     Pair(
         name="zero padding in logsumexp",
         make=cross_entropy("ce_pad", zero_pad=True),
         tensors=frozenset({"nll", "grad_logits"}),
+        cause="enter the sum of exponentials",
     ),
     Pair(
         name="zero padding in the maximum",
@@ -343,17 +345,25 @@ PAIRS: tuple[Pair, ...] = (
         name="leading tile of -Inf",
         make=softmax("softmax_tiles", tiles=True),
         tensors=frozenset({"y", "grad_x"}),
+        cause="leading tile",
     ),
     Pair(
         name="causal mask aligned top left",
         make=attention("attention_mask", top_left=True),
         tensors=frozenset({"out", "lse", "grad_q", "grad_k", "grad_v"}),
+        cause="aligned to the top left",
     ),
-    Pair(name="softcap without its derivative", make=attention("attention_cap", no_cap_grad=True), tensors=Q),
+    Pair(
+        name="softcap without its derivative",
+        make=attention("attention_cap", no_cap_grad=True),
+        tensors=Q,
+        cause="derivative of `tanh`",
+    ),
     Pair(
         name="logsumexp in base 2",
         make=attention("attention_lse", base2=True),
         tensors=frozenset({"lse", "grad_q", "grad_k"}),
+        cause="base 2",
     ),
     Pair(
         name="angles in fp16",
@@ -362,7 +372,10 @@ PAIRS: tuple[Pair, ...] = (
         cause="angle",
     ),
     Pair(
-        name="positions off by one", make=rope("rope_shift", shift=True), tensors=frozenset({"y", "grad_x"})
+        name="positions off by one",
+        make=rope("rope_shift", shift=True),
+        tensors=frozenset({"y", "grad_x"}),
+        cause="off by +1",
     ),
     Pair(
         name="input rotated in place",
@@ -380,10 +393,19 @@ PAIRS: tuple[Pair, ...] = (
         name="fp16 accumulator",
         make=matmul("mm_fp16", low="fp16"),
         tensors=frozenset({"y", "grad_a", "grad_b"}),
+        cause="accumulated in float16",
     ),
     Pair(
-        name="tail of K lost", make=matmul("mm_tail", tail=True), tensors=frozenset({"y", "grad_a", "grad_b"})
+        name="tail of K lost",
+        make=matmul("mm_tail", tail=True),
+        tensors=frozenset({"y", "grad_a", "grad_b"}),
+        cause="tail block dropped",
     ),
-    Pair(name="gradient scattered in fp16", make=embedding, tensors=frozenset({"grad_w"})),
-    Pair(name="exclusive for inclusive sum", make=exclusive_sum, tensors=frozenset({"y"})),
+    Pair(
+        name="gradient scattered in fp16",
+        make=embedding,
+        tensors=frozenset({"grad_w"}),
+        cause="scattered into a table of float16",
+    ),
+    Pair(name="exclusive for inclusive sum", make=exclusive_sum, tensors=frozenset({"y"}), cause="exclusive"),
 )

@@ -172,6 +172,39 @@ def prenorm(bad: bool) -> KernelSpec:
     )
 
 
+def postnorm(bad: bool) -> KernelSpec:
+    """RMSNorm(x) + x; the wrong backward forgets the path around the norm."""
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        h = x.float()
+        return (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) + h).to(x.dtype)
+
+    def forward(x: torch.Tensor) -> Any:
+        h = x.float()
+        rstd = 1.0 / ((h * h).mean(-1, keepdim=True) + 1e-6).sqrt()
+        return (h * rstd + h).to(x.dtype), (h, rstd, x.dtype)
+
+    def backward(saved: Any, dy: torch.Tensor) -> torch.Tensor:
+        h, rstd, dtype = saved
+        unit, g = h * rstd, dy.float()
+        dx = (g - unit * (g * unit).mean(-1, keepdim=True)) * rstd
+        return (dx if bad else dx + g).to(dtype)
+
+    apply = fused(forward, backward)
+    return KernelSpec(
+        name="postnorm",
+        reference=reference,
+        target=lambda x: apply(x),
+        sample=normal(full),
+        inputs=("x",),
+        grads=("x",),
+        outputs=("y",),
+        kind="reduction",
+        shapes=((12, 64), (5, 33)),
+        dtypes=BOTH,
+    )
+
+
 W = frozenset({"y", "grad_x", "grad_weight"})
 PAIRS: tuple[Pair, ...] = (
     Pair(
@@ -196,6 +229,7 @@ PAIRS: tuple[Pair, ...] = (
         name="saved rstd in fp16",
         make=rms("rms_saved", F16, saved_dtype=torch.float16),
         tensors=frozenset({"grad_x", "grad_weight"}),
+        cause="saved for the backward",
     ),
     Pair(
         name="eps outside the root",
@@ -210,6 +244,7 @@ PAIRS: tuple[Pair, ...] = (
         name="tail block of dW lost",
         make=rms("rms_floor", weight_sum="floor"),
         tensors=frozenset({"grad_weight"}),
+        cause="tail block dropped",
     ),
     Pair(
         name="dW accumulated in fp16",
@@ -239,11 +274,24 @@ PAIRS: tuple[Pair, ...] = (
         name="saved statistics in fp16",
         make=layer("ln_stats", dtypes=F16, low_stats=True),
         tensors=frozenset({"grad_x", "grad_weight"}),
+        cause="saved for the backward",
     ),
     Pair(
         name="rows counted from the first axis only",
         make=layer("ln_rank3", shapes=((3, 5, 32), (2, 4, 33)), dead_rows=True),
         tensors=frozenset({"grad_x"}),
+        cause="first axis only",
     ),
-    Pair(name="residual gradient through the norm", make=prenorm, tensors=frozenset({"grad_x", "grad_res"})),
+    Pair(
+        name="residual gradient dropped",
+        make=postnorm,
+        tensors=frozenset({"grad_x"}),
+        cause="residual gradient",
+    ),
+    Pair(
+        name="residual gradient through the norm",
+        make=prenorm,
+        tensors=frozenset({"grad_x", "grad_res"}),
+        cause="goes through the backward of `y`",
+    ),
 )

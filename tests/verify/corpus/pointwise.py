@@ -184,11 +184,13 @@ PAIRS: tuple[Pair, ...] = (
             "tanh", torch.tanh, (_tanh_stable, _tanh_slope), (_tanh_by_exp, _tanh_slope), ("float16",)
         ),
         tensors=frozenset({"y"}),
+        cause="overflow",
     ),
     Pair(
         name="silu rounded before the product",
         make=swiglu("early", ("float16",), early=True),
         tensors=frozenset({"y"}),
+        cause="is rounded to float16",
     ),
     Pair(
         name="truncating store",
@@ -209,7 +211,10 @@ PAIRS: tuple[Pair, ...] = (
         cause="strides",
     ),
     Pair(
-        name="slack rows of a workspace", make=bias_add("slack", slack=True), tensors=frozenset({"grad_bias"})
+        name="slack rows of a workspace",
+        make=bias_add("slack", slack=True),
+        tensors=frozenset({"grad_bias"}),
+        cause="never written",
     ),
     Pair(
         name="write past a buffer",
