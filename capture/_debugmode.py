@@ -19,8 +19,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from bridge.capture.launches import InductorLaunch
 from bridge.capture.recorder import Recorder
+from bridge.capture.schema import op_info
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_modes_below: Any = torch._C._len_torch_dispatch_stack
 
 
 class StepMode(DebugMode):  # type: ignore[no-untyped-call]
@@ -37,13 +39,22 @@ class StepMode(DebugMode):  # type: ignore[no-untyped-call]
         """Run an operator with the recorder looking on."""
         kwargs = kwargs or {}
         recorder = self._recorder
-        if recorder.muted or (types and FakeTensor in types) or self._is_tracing():
+        # Modes below this one are rare, and one of them may be tracing.
+        if recorder.muted or (types and FakeTensor in types) or (_modes_below() and self._is_tracing()):
             return func(*args, **kwargs)
         wrapped = types and any(kind not in _PLAIN for kind in types)
         if wrapped and self._passing is func:
             # Second sight of a wrapper's operator: the wrapper's own handler takes it from here.
             self._passing = None
             return NotImplemented
+        info = op_info(func)
+        if info.silent and not wrapped:
+            result = func(*args, **kwargs)
+            try:
+                recorder.passed(info, result)
+            except Exception as error:
+                recorder.problem(f"noting {func}", error)
+            return result
         try:
             pending = recorder.begin(func, args, kwargs)
         except Exception as error:

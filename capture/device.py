@@ -158,6 +158,8 @@ class _Walk:
 
     __slots__ = ("_compiled", "_constants", "_values", "parts", "size")
 
+    _compiled: tuple[Any, Any, Any] | None  #: how to launch it, the loaded function, facts for the launcher
+
     def __init__(self, dtype: str, device: torch.device) -> None:
         real = REAL_OF.get(dtype)
         element = real or dtype
@@ -168,20 +170,21 @@ class _Walk:
         self._values = torch.from_numpy(values).to(device)
         kind = KINDS.index("byte" if byte else element)
         self._constants = (kind, 8 // (itemsize(element) or 8), _WORDS, _UNROLL)
-        self._compiled: Any = None
+        self._compiled = None
 
     def launch(self, chunks: int, stream: _Stream, start: int, end: int, blocks: int, row: int) -> None:
         """Walk the bytes from address `start` to `end` in chunks of so many blocks."""
         numbers = (self._values, stream.stats, stream.hashes, start, end, blocks, row, *self._constants)
         if self._compiled is not None:
-            # Triton's own binding of arguments takes ten times as long as the launch.
-            self._compiled[(chunks, 1, 1)](*numbers, stream=stream.handle)
+            # As Triton does after it has bound the arguments and looked for hooks, which takes far longer.
+            run, function, facts = self._compiled
+            run(chunks, 1, 1, stream.handle, function, facts, None, None, None, *numbers)
             return
         from bridge.capture.digest_cuda import digest_chunks
 
         compiled = digest_chunks[(chunks,)](*numbers)
-        # Triton's interpreter hands nothing out.
-        self._compiled = compiled if hasattr(compiled, "function") else None
+        if hasattr(compiled, "function"):  # Triton's interpreter hands nothing out
+            self._compiled = compiled.run, compiled.function, compiled.packed_metadata
 
 
 def _digests(rows: list[tuple[int, int, int, int, int]], table: Any, sums: Any) -> list[tuple[int, Digest]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from bridge.capture.layout import layout_of
 
@@ -41,18 +40,14 @@ class StorageEntry:
         "due",
         "epoch",
         "garbage",
-        "nbytes",
         "number",
-        "ref",
         "unseen",
         "writer",
     )
 
-    def __init__(self, number: int, storage: torch.UntypedStorage) -> None:
+    def __init__(self, number: int, address: int) -> None:
         self.number = number
-        self.ref = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        self.address = storage.data_ptr()
-        self.nbytes = storage.nbytes()
+        self.address = address
         self.epoch = 0
         self.writer: int | None = None  #: index of the call that made this epoch's contents
         self.contents: dict[Place, Content] = {}
@@ -66,26 +61,39 @@ class Storages:
 
     def __init__(self) -> None:
         self._entries: dict[int, StorageEntry] = {}
+        self._references: list[int] = []  #: weak ones, counted in the storage itself
         self._contents = 0
         self.compiled = False  #: compiled code is running: between its operators it writes what it likes
 
     def entry(self, tensor: torch.Tensor, maker: int | None = None) -> StorageEntry:
         """The entry of a plain strided tensor's storage; a new one starts at epoch 0, written by `maker`."""
         storage = tensor.untyped_storage()
-        found = self._entries.get(storage._cdata)
+        found = self.find(storage)
         if found is None:
-            found = self._entries[storage._cdata] = StorageEntry(len(self._entries), storage)
+            reference: Any = storage._weak_ref()
+            self._references.append(reference)
+            found = self._entries[storage._cdata] = StorageEntry(len(self._entries), storage.data_ptr())
             found.unseen = self.compiled
             found.writer = maker
-            return found
-        if storage.data_ptr() != found.address or storage.nbytes() != found.nbytes:
-            # resize_() and FSDP's freeing and refilling of unsharded parameters give a storage new memory.
-            found.address, found.nbytes = storage.data_ptr(), storage.nbytes()
-            self.written(found, None)
-        if found.unseen:
-            self.written(found, None)
-        found.unseen = self.compiled
         return found
+
+    def find(self, storage: torch.UntypedStorage) -> StorageEntry | None:
+        """The entry of a storage that has been seen in this step, brought up to date."""
+        found = self._entries.get(storage._cdata)
+        if found is not None:
+            if found.unseen or storage.data_ptr() != found.address:
+                # resize_(), and FSDP's freeing and refilling of gathered parameters, give it new memory.
+                found.address = storage.data_ptr()
+                self.written(found, None)
+            found.unseen = self.compiled
+        return found
+
+    def close(self) -> None:
+        """Let go of the storages; their numbers mean nothing afterwards."""
+        free: Any = torch.UntypedStorage._free_weak_ref
+        references, self._references, self._entries = self._references, [], {}
+        for reference in references:
+            free(reference)
 
     def distrust(self, entry: StorageEntry) -> None:
         """Something that we do not see into was given this storage: look again when it is next seen."""

@@ -211,7 +211,7 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
     return {
         name: plain(value)
         for name, value in vars(module).items()
-        if not name.startswith("_") and name != "training" and _is_plain(value)
+        if name[:1] != "_" and name != "training" and _is_plain(value)
     }
 
 
@@ -223,6 +223,13 @@ def _is_plain(value: Any) -> bool:
 
 def own_tensors(module: nn.Module, *, recurse: bool) -> list[tuple[str, torch.Tensor]]:
     """Parameters and buffers by local name."""
+    if not recurse:
+        # What `named_parameters` does, with a fraction of the work.
+        mine: dict[int, tuple[str, torch.Tensor]] = {}
+        for name, own in (*module._parameters.items(), *module._buffers.items()):
+            if own is not None:
+                mine.setdefault(id(own), (name, own))
+        return list(mine.values())
     found: list[tuple[str, torch.Tensor]] = []
     for name, tensor in module.named_parameters(recurse=recurse):
         found.append((clean_name(name), tensor))

@@ -126,7 +126,12 @@ class Observer:
     ) -> TensorRecord:
         dtype = _DTYPE_NAMES.get(tensor.dtype) or _dtype_name(tensor.dtype)
         device = "cpu" if tensor.is_cpu else _DEVICE_NAMES.get(tensor.device) or _device_name(tensor.device)
-        if not _has_bytes(tensor):
+        try:
+            # A storage that is known has bytes: one look instead of the many that find that out.
+            entry = self.storages.find(tensor.untyped_storage())
+        except (RuntimeError, NotImplementedError):  # sparse ones and functorch's wrappers have none
+            entry = None
+        if entry is None and not _has_bytes(tensor):
             return TensorRecord(
                 name=name,
                 dtype=dtype,
@@ -134,11 +139,13 @@ class Observer:
                 device=device,
                 requires_grad=tensor.requires_grad,
             )
-        if tensor.is_neg() or tensor.is_conj():
+        if tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()):
             # Lazily negated or conjugated: the bytes in memory are not the values, so a copy is recorded.
             with aside():
                 tensor = tensor.resolve_conj().resolve_neg()
-        entry = self.storages.entry(tensor, maker)
+            entry = None
+        if entry is None:
+            entry = self.storages.entry(tensor, maker)
         number = -1
         place = place_of(tensor, dtype)
         known = not entry.garbage or state == PART or place in entry.contents

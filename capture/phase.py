@@ -7,6 +7,7 @@ source line that the running node came from. Anomaly mode, which would do the sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +19,10 @@ from bridge.capture.record import Phase
 _NO_SEQUENCE = (1 << 64) - 1
 
 
-def current_node() -> Any:
-    """The autograd node that is running on this thread, or None."""
-    return torch._C._current_autograd_node()
+#: The autograd node that is running on this thread, or None.
+current_node: Callable[[], Any] = torch._C._current_autograd_node
 
-
-def _nodes_made() -> int:
-    count: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-    return count
+_nodes_made: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True)
@@ -96,10 +93,18 @@ class Stage:
         """Remember that the operator dispatched now made the newest autograd node, if it did."""
         number = _nodes_made() - 1
         if number not in self._origins:
-            top = self.frames[-1] if self.frames else None
-            self._origins[number] = Origin(
-                call, top.fqn if top else "", top.module_class if top else "", source
-            )
+            self._note(number, call, source)
+
+    def note_view(self, source: Callable[[], str | None]) -> None:
+        """`note_origin` for an operator that makes no call; its line is asked for only if it made a node."""
+        if current_node() is None:
+            number = _nodes_made() - 1
+            if number not in self._origins:
+                self._note(number, None, source())
+
+    def _note(self, number: int, call: int | None, source: str | None) -> None:
+        top = self.frames[-1] if self.frames else None
+        self._origins[number] = Origin(call, top.fqn if top else "", top.module_class if top else "", source)
 
     def origin(self, node: Any) -> Origin | None:
         """The forward operator that made a node."""

@@ -11,7 +11,7 @@ import torch
 from bridge.capture.contents import Contents
 from bridge.capture.encode import plain, split_arguments, visit_tensors
 from bridge.capture.observe import IGNORED, LATER, PART, VALUES, Observer, State
-from bridge.capture.phase import Stage, current_node
+from bridge.capture.phase import Stage
 from bridge.capture.randomness import random_flags
 from bridge.capture.record import Call, Phase, TensorRecord
 from bridge.capture.schema import OpInfo, op_info
@@ -72,14 +72,20 @@ class Recorder:
             self._writer.problems.append(text)
             log.warning("capture: %s; training goes on, the capture is partial", text, exc_info=error)
 
+    def passed(self, info: OpInfo, result: Any) -> None:
+        """An operator that makes no call has run on plain tensors."""
+        if info.allocates:
+            visit_tensors(result, lambda _, tensor: self.observer.allocated(tensor))
+            return
+        self.stage.note_view(_nowhere if info.reshapes else source_line)
+
     def begin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending | None:
         """Record the inputs of an operator that is about to run; None when it makes no call."""
         info = op_info(func)
         if info.allocates:
             return ALLOCATION
         if info.silent:
-            if current_node() is None:
-                self.stage.note_origin(None, source_line())
+            self.stage.note_view(source_line)
             return None
         return self._begin(info, args, kwargs)
 
@@ -93,29 +99,39 @@ class Recorder:
         key = self.op_key(module, "op", info.short)
         selected = self.matcher.matches(info.names, key, phase)
         store = selected and self.matcher.inputs
+        observer = self.observer
+        record = observer.record
+        state: State = LATER if info.waits else VALUES
         inputs: list[TensorRecord] = []
         written: list[tuple[str, torch.Tensor]] = []
-        given: list[torch.Tensor] = []
-        observer = self.observer
-        state: State = LATER if info.waits else VALUES
-        delivery = info.base == "aten::copy_" and len(args) > 1 and observer.delivers(args[0], args[1])
+        if info.writes or info.opaque:
+            delivery = info.base == "aten::copy_" and len(args) > 1 and observer.delivers(args[0], args[1])
 
-        def visit(path: str, tensor: torch.Tensor) -> None:
-            if info.opaque:
-                given.append(tensor)
-            if not info.writes:
-                inputs.append(observer.record(tensor, path, key, store, state))
-                return
-            argument = _argument(info, path)
-            filled = argument in info.fills or (delivery and path == "0")
-            inputs.append(observer.record(tensor, path, key, store, IGNORED if filled else state))
-            if argument in info.writes:
-                written.append((path, tensor))
+            def visit(path: str, tensor: torch.Tensor) -> None:
+                argument = _argument(info, path)
+                filled = argument in info.fills or (delivery and path == "0")
+                inputs.append(record(tensor, path, key, store, IGNORED if filled else state))
+                if argument in info.writes:
+                    written.append((path, tensor))
+                if info.opaque:
+                    given.append(tensor)
 
-        attrs = split_arguments(info.arguments, args, kwargs, visit)
-        for tensor in given:
-            # Unseen kernels may write next: what they were given is looked at again later.
-            observer.distrust(tensor)
+            given: list[torch.Tensor] = []
+            attrs = split_arguments(info.arguments, args, kwargs, visit)
+            for tensor in given:
+                # Unseen kernels may write next: what they were given is looked at again later.
+                observer.distrust(tensor)
+        else:
+
+            def visit(path: str, tensor: torch.Tensor) -> None:
+                inputs.append(record(tensor, path, key, store, state))
+
+            attrs = split_arguments(info.arguments, args, kwargs, visit)
+        flags: dict[str, Any] = {}
+        if info.random:
+            flags.update(random_flags(args, kwargs, keep=store))
+        if compiled:
+            flags["compiled"] = True
         return Pending(
             info=info,
             index=index,
@@ -130,10 +146,7 @@ class Recorder:
             inputs=inputs,
             written=written,
             attrs=attrs,
-            flags={
-                **(random_flags(args, kwargs, keep=store) if info.random else {}),
-                **({"compiled": True} if compiled else {}),
-            },
+            flags=flags,
         )
 
     def end(self, pending: Pending, result: Any) -> None:
@@ -141,13 +154,51 @@ class Recorder:
         if pending is ALLOCATION:
             visit_tensors(result, lambda _, tensor: self.observer.allocated(tensor))
             return
-        info, observer = pending.info, self.observer
+        info, observer, index = pending.info, self.observer, pending.index
         for _, tensor in pending.written:
-            observer.written(tensor, pending.index, partly=info.partial)
+            observer.written(tensor, index, partly=info.partial)
         outputs: list[TensorRecord] = []
-        returned: set[int] = set()
         state: State = LATER if info.deferred else VALUES
         key, store = pending.key, pending.store_outputs
+        if type(result) is torch.Tensor and not (info.deferred or info.partial):
+            outputs.append(observer.record(result, "0", key, store, state, index))
+            returned = {id(result)}
+        else:
+            returned = self._record_results(pending, result, outputs, state)
+        for path, tensor in pending.written:
+            # Fused optimizers return nothing, collectives a handle: what they wrote is their output.
+            if id(tensor) not in returned:
+                outputs.append(observer.record(tensor, path, key, store, state))
+        self.emit(
+            Call(
+                index=index,
+                key=key,
+                kind="op",
+                op=info.name,
+                step=self.step,
+                rank=self.rank,
+                phase=pending.phase,
+                microbatch=self.stage.microbatch,
+                module=pending.module,
+                module_class=pending.module_class,
+                inputs=tuple(pending.inputs),
+                outputs=tuple(outputs),
+                mutated=tuple([path for path, _ in pending.written]),
+                attrs=pending.attrs,
+                parent=pending.parent,
+                forward=pending.forward,
+                source=pending.source,
+                flags=pending.flags,
+                replayable=info.replayable,
+            )
+        )
+
+    def _record_results(
+        self, pending: Pending, result: Any, outputs: list[TensorRecord], state: State
+    ) -> set[int]:
+        """Record whatever an operator returned; the ids of its tensors."""
+        info, observer = pending.info, self.observer
+        key, store, returned = pending.key, pending.store_outputs, set()
         if info.deferred:
             visit_tensors(result, lambda _, tensor: observer.due(tensor))
             for _, tensor in pending.written:
@@ -161,33 +212,7 @@ class Recorder:
         visit_tensors(result, visit)
         if isinstance(result, (bool, int, float)):
             pending.flags["returned"] = plain(result)
-        for path, tensor in pending.written:
-            # Fused optimizers return nothing, collectives a handle: what they wrote is their output.
-            if id(tensor) not in returned:
-                outputs.append(observer.record(tensor, path, key, store, state))
-        self.emit(
-            Call(
-                index=pending.index,
-                key=pending.key,
-                kind="op",
-                op=info.name,
-                step=self.step,
-                rank=self.rank,
-                phase=pending.phase,
-                microbatch=self.stage.microbatch,
-                module=pending.module,
-                module_class=pending.module_class,
-                inputs=tuple(pending.inputs),
-                outputs=tuple(outputs),
-                mutated=tuple(path for path, _ in pending.written),
-                attrs=pending.attrs,
-                parent=pending.parent,
-                forward=pending.forward,
-                source=pending.source,
-                flags=pending.flags,
-                replayable=info.replayable,
-            )
-        )
+        return returned
 
     def failed(self, pending: Pending, error: BaseException) -> None:
         """Record an operator that raised; its outputs do not exist."""
@@ -305,6 +330,10 @@ ALLOCATION = Pending(
     attrs={},
     flags={},
 )
+
+
+def _nowhere() -> None:
+    """The line of a view: not worth a walk up the stack."""
 
 
 def _argument(info: OpInfo, path: str) -> str:

@@ -57,6 +57,12 @@ _SILENT = frozenset(
     )
 )
 
+#: Views whose gradient is a view as well.
+_RESHAPES = frozenset(
+    ("aten::view", "aten::view_as", "aten::_unsafe_view", "aten::_reshape_alias", "aten::t",
+     "aten::transpose", "aten::permute", "aten::unsqueeze", "aten::squeeze", "aten::detach", "aten::alias")
+)  # fmt: skip
+
 #: Higher-order operators that are functions of their tensors and nothing else.
 _PURE_HIGHER_ORDER = frozenset(
     ("cond", "while_loop", "scan", "associative_scan", "map", "flex_attention", "flex_attention_backward")
@@ -75,6 +81,7 @@ class OpInfo:
 
     name: "aten::mm.default".  short: "mm".  base: "aten::mm".  names: all three, for patterns.
     silent: not worth a call (views, allocations, profiler marks).
+    reshapes: a silent one whose backward computes nothing either.
     allocates: its results hold whatever was in the memory before.
     arguments: argument names in the schema's order, positional ones first.
     writes: names of the arguments it writes.
@@ -92,6 +99,7 @@ class OpInfo:
     short: str
     names: tuple[str, ...]
     silent: bool = False
+    reshapes: bool = False
     allocates: bool = False
     arguments: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
@@ -104,15 +112,16 @@ class OpInfo:
     replayable: bool = True
 
 
-_KNOWN: dict[Any, OpInfo] = {}
+#: By identity, since an operator's own hash is a Python call; it is kept, so that its id stays its own.
+_KNOWN: dict[int, tuple[OpInfo, Any]] = {}
 
 
 def op_info(func: Any) -> OpInfo:
     """Facts about an operator or higher-order operator."""
-    found = _KNOWN.get(func)
+    found = _KNOWN.get(id(func))
     if found is None:
-        found = _KNOWN[func] = _describe(func)
-    return found
+        found = _KNOWN[id(func)] = (_describe(func), func)
+    return found[0]
 
 
 def _describe(func: Any) -> OpInfo:
@@ -135,6 +144,7 @@ def _describe(func: Any) -> OpInfo:
         short=short,
         names=(full, base, short),
         allocates=base in _UNINITIALISED,
+        reshapes=base in _RESHAPES,
         silent=base in _SILENT or base in _UNINITIALISED or (func.is_view and not writes),
         arguments=tuple(a.name for a in schema.arguments),
         writes=writes,

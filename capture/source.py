@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import sys
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -26,9 +25,15 @@ def _folders() -> tuple[str, ...]:
 _INSTALLED = os.sep + "site-packages" + os.sep
 _INSIDE = _folders()
 _STDLIB = str(Path(contextlib.__file__).parent) + os.sep
-_OUTSIDE: dict[CodeType, bool] = {}
-_GENERATED: set[CodeType] = set()
-_LINES: dict[tuple[CodeType, int], str] = {}
+#: What is known of code objects. By identity, since one's hash is that of all its instructions.
+_OUTSIDE: dict[int, bool] = {}
+_GENERATED: set[int] = set()
+_LINES: dict[tuple[int, int], str] = {}
+_KEPT: list[CodeType] = []  #: so that their ids stay theirs
+
+
+class _Here(Exception):
+    """Raised to learn the current frame."""
 
 
 def source_line() -> str | None:
@@ -39,18 +44,25 @@ def source_line() -> str | None:
 def call_site() -> tuple[str | None, bool]:
     """The user's line that led here, and whether code that Inductor generated lies between."""
     generated = False
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = None
+    try:
+        raise _Here
+    except _Here as here:
+        # `sys._getframe` would tell audit hooks, of which filelock has a slow one.
+        frame = here.__traceback__.tb_frame.f_back if here.__traceback__ is not None else None
     while frame is not None:
         code = frame.f_code
-        outside = _OUTSIDE.get(code)
+        known = id(code)
+        outside = _OUTSIDE.get(known)
         if outside is None:
-            outside = _OUTSIDE[code] = _is_outside(code.co_filename)
+            _KEPT.append(code)
+            outside = _OUTSIDE[known] = _is_outside(code.co_filename)
             if _is_generated(code.co_filename):
-                _GENERATED.add(code)
+                _GENERATED.add(known)
         if outside:
-            place = (code, frame.f_lineno)
-            return _LINES.get(place) or _line(place), generated
-        generated = generated or code in _GENERATED
+            number = frame.f_lineno
+            return _LINES.get((known, number)) or _line(code, number), generated
+        generated = generated or known in _GENERATED
         frame = frame.f_back
     return None, generated
 
@@ -68,8 +80,7 @@ def _is_outside(name: str) -> bool:
     return not inside or (inside == [_STDLIB] and _INSTALLED in name)
 
 
-def _line(place: tuple[CodeType, int]) -> str:
-    code, number = place
+def _line(code: CodeType, number: int) -> str:
     short = "/".join(Path(code.co_filename).parts[-2:])
-    text = _LINES[place] = f"{short}:{number} in {code.co_name}"
+    text = _LINES[id(code), number] = f"{short}:{number} in {code.co_name}"
     return text

@@ -36,7 +36,8 @@ def test_debugmode_is_where_and_what_it_was() -> None:
         "autograd._get_sequence_nr",
         "utils._python_dispatch._disable_current_modes",
         "utils._python_dispatch._get_current_dispatch_mode",
-        "multiprocessing.reductions.StorageWeakRef",
+        "UntypedStorage._weak_ref",
+        "UntypedStorage._free_weak_ref",
         "Tag.nondeterministic_seeded",
     ],
 )
