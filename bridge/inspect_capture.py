@@ -62,23 +62,34 @@ class CaptureSummary(msgspec.Struct, frozen=True, kw_only=True):
     dropped: tuple[Dropped, ...]
     missing: tuple[str, ...]  #: files that the manifest lists and the folder lacks; ranks without files
     problems: tuple[str, ...]
+    checked: bool = False  #: every byte was compared with the hashes
 
 
-def summarise(path: Path) -> CaptureSummary:
+def summarise(path: Path, *, check: bool = False) -> CaptureSummary:
     """Summarise a capture folder, or activation logs.
 
+    Args:
+        path: What to summarise.
+        check: Read every byte and compare it with the hashes; else sizes and headers are compared.
+
     Raises:
+        UsageError: An activation log has no hashes to check.
         NotACaptureError, CorruptCaptureError: There is nothing that could be read.
     """
     from bridge.capture.titan_log import is_titan_log
 
     if is_titan_log(path):
+        if check:
+            raise UsageError(f"--check needs a capture, {path} is an activation log; it has no hashes")
         return _summarise_log(path)
     from bridge.capture import load_capture
 
     capture = load_capture(path)
     summary = _summary(path, capture.manifest, list(capture.calls), missing=_missing(path, capture.manifest))
-    return msgspec.structs.replace(summary, complete=capture.complete, problems=capture.problems)
+    problems = tuple(dict.fromkeys((*capture.problems, *(capture.faults() if check else ()))))
+    return msgspec.structs.replace(
+        summary, complete=capture.manifest.complete and not problems, problems=problems, checked=check
+    )
 
 
 def find_calls(path: Path, pattern: str) -> list[Call]:
@@ -201,7 +212,8 @@ def _is_kernel(op: OpCount) -> bool:
 
 
 def _missing(path: Path, manifest: Manifest) -> list[str]:
-    gone = [name for rank in manifest.ranks for name in rank.files if not (path / name).is_file()]
+    listed = [name for rank in manifest.ranks for name in (*rank.files, *rank.shards)]
+    gone = [name for name in listed if not (path / name).is_file()]
     have = {rank.rank for rank in manifest.ranks}
     if manifest.ranks:
         gone += [

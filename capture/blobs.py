@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,16 +90,22 @@ class BlobIndex:
                     )
         self._verified.add(name)
 
-    def verify_all(self) -> None:
-        """Compare every file with the manifest, and every blob with its name.
-
-        Raises:
-            CorruptCaptureError: the first that differs or is missing.
-        """
+    def faults(self) -> Iterator[str]:
+        """Compare every file with the manifest, every blob with its name: what is wrong, a line a file."""
+        wrong: set[Path] = set()
         for name in (*self._hashes, *self._shards):
-            self.verify(name)
+            try:
+                self.verify(name)
+            except CorruptCaptureError as error:
+                wrong.add(self._root / name)
+                yield str(error)
         for path, line in self._lines.values():
-            _read(path, line)
+            if path not in wrong:
+                try:
+                    _read(path, line)
+                except CorruptCaptureError as error:
+                    wrong.add(path)
+                    yield str(error)
 
     def damage(self) -> list[str]:
         """What is wrong with the shards as far as their sizes and headers tell, one line for each."""

@@ -18,6 +18,7 @@ from bridge.errors import CaptureError, CorruptCaptureError, NotACaptureError, b
 
 MANIFEST = "manifest.json"
 RANK_FOLDER = re.compile(r"rank_(\d{5})")
+SHARD_FILE = re.compile(r"tensors-\d{5}\.safetensors")
 RANK_FILE = re.compile(r"calls\.jsonl|contents\.jsonl|blobs\.jsonl|rank\.json|tensors-\d{5}\.safetensors")
 _LOCK = ".lock"
 _FRESH = MANIFEST + ".new"

@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from bridge.capture import digest as digests
-from bridge.capture.folder import RANK_FILE
+from bridge.capture.folder import RANK_FILE, SHARD_FILE
 from bridge.capture.layout import layout_of
 from bridge.capture.record import Call, Digest, RankFiles, TensorRecord
 from bridge.capture.writer import ContentLine
@@ -76,9 +76,14 @@ def read_rank(folder: Path, *, rank: int, listed: RankFiles | None) -> RankCalls
 
 
 def check_files(folder: Path, listed: RankFiles) -> None:
-    """Raise CorruptCaptureError for a file of a rank that the manifest lists and that is not there."""
+    """Raise CorruptCaptureError for a file of a rank that the manifest lists and that is not there.
+
+    Not for a shard: calls and digests can be read without it, and the capture's problems name it.
+    """
     for name in listed.files:
         inside = name.removeprefix(f"{folder.name}/")
+        if SHARD_FILE.fullmatch(inside):
+            continue
         if not RANK_FILE.fullmatch(inside) or not (folder / inside).is_file():
             raise CorruptCaptureError(
                 f"{folder.parent / name} is listed in the manifest but missing; capture again"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +72,7 @@ class Capture:
         found.extend(self.manifest.problems)
         for rank in self._ranks:
             found.extend(rank.problems)
+        found.extend(self.damage)
         return tuple(dict.fromkeys(found))
 
     def find(self, pattern: str) -> list[Call]:
@@ -144,7 +145,23 @@ class Capture:
         Raises:
             CorruptCaptureError: the first file that differs or is missing.
         """
-        self._blobs.verify_all()
+        for fault in self.faults():
+            raise CorruptCaptureError(fault)
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with the files, one line for each, every byte compared; reads the whole capture."""
+        try:
+            yield from self._blobs.faults()
+        except CorruptCaptureError as error:
+            yield str(error)
+
+    @cached_property
+    def damage(self) -> tuple[str, ...]:
+        """Shards that are missing, truncated or of another header than was written; no blob is read."""
+        try:
+            return tuple(self._blobs.damage())
+        except CorruptCaptureError as error:
+            return (str(error),)
 
     @cached_property
     def _calls(self) -> list[Call]:

@@ -36,6 +36,11 @@ class Run:
     def is_log(self) -> bool:
         return self.manifest is None
 
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """Files of tensors that are missing or not as they were written."""
+        return self.capture.damage if self.capture is not None else ()
+
 
 def load_run(path: Path, label: str) -> Run:
     """Open a capture folder or an activation log.
@@ -91,7 +96,7 @@ def side_of(run: Run, columns: Columns) -> Side:
         versions=manifest.versions,
         metrics=manifest.metrics,
         command=manifest.command,
-        problems=manifest.problems,
+        problems=(*manifest.problems, *run.damage),
     )
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bridge.environment import package_versions
-from bridge.errors import NothingJudgedError, UsageError, near_misses
+from bridge.errors import CorruptCaptureError, NothingJudgedError, UsageError, near_misses
 from bridge.verify import floors
 from bridge.verify.columns import Pool
 from bridge.verify.diff_document import ScanDocument
@@ -69,11 +69,14 @@ def scan_capture(
     Raises:
         NothingJudgedError: nothing that can be judged is stored.
         UsageError: a glob that matches nothing, or a path that is no capture.
+        CorruptCaptureError: a file of tensors is missing or not as it was written.
     """
     begun = time.monotonic()
     run = load_run(Path(capture), "A")
     if run.capture is None or run.manifest is None:
         raise UsageError(f"scan needs a capture with tensors, got the activation log {capture}")
+    if run.damage:
+        raise CorruptCaptureError("; ".join(run.damage))
     run = dataclasses.replace(run, calls=list(run.calls))  # all are looked at, more than once
     chosen = _chosen(run, ops)
     todo, skipped = _judgeable(run, chosen, max_call_bytes)

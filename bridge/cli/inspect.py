@@ -20,17 +20,21 @@ if TYPE_CHECKING:
 @click.argument("key", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Calls shown for a KEY.")
-def command(capture: Path, key: str | None, as_json: bool, limit: int) -> int:
+@click.option("--check", is_flag=True, help="Read every byte and compare it with the hashes.")
+def command(capture: Path, key: str | None, as_json: bool, limit: int, check: bool) -> int:
     """Say what CAPTURE holds: steps, calls, kernels, sizes, what was dropped, what is incomplete.
 
     With KEY (a glob over key, op, module and class) show those calls with their tensors' statistics.
-    CAPTURE may also be an activation log of torchtitan's own tracer, or a folder of them.
+    CAPTURE may also be an activation log of torchtitan's own tracer, or a folder of them. With
+    --check the exit code is 2 when something in the capture is not what was written.
     """
     import msgspec
 
     from bridge.inspect_capture import find_calls, summarise
 
     if key is not None:
+        if check:
+            raise errors.UsageError("--check looks at the whole capture; leave out KEY")
         calls = find_calls(capture, key)
         if as_json:
             click.echo(msgspec.json.format(msgspec.json.encode(calls), indent=2).decode())
@@ -40,12 +44,12 @@ def command(capture: Path, key: str | None, as_json: bool, limit: int) -> int:
         if len(calls) > limit:
             click.echo(f"{len(calls) - limit} more match {key}; see them with --limit {len(calls)} or --json")
         return errors.EXIT_OK
-    summary = summarise(capture)
+    summary = summarise(capture, check=check)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
     else:
         click.echo("\n".join(describe(summary)))
-    return errors.EXIT_OK
+    return errors.EXIT_USAGE if check and not summary.complete else errors.EXIT_OK
 
 
 def describe(summary: CaptureSummary) -> list[str]:
@@ -54,6 +58,8 @@ def describe(summary: CaptureSummary) -> list[str]:
     from bridge.inspect_capture import TOP_OPS
 
     state = "complete" if summary.complete and not summary.missing else "INCOMPLETE"
+    if summary.checked and state == "complete":
+        state = "complete, every byte as it was written"
     lines = [f"{summary.path}: {summary.format}, {state}"]
     steps = summary.steps
     window = f" of {steps[0]}:{steps[-1]}" if len(steps) > 1 else ""
