@@ -68,7 +68,7 @@ def site_override(site: str, capture: Capture) -> str | None:
                 config = _stock_config(found.target_cls, call, capture)
                 if config is None:
                     break
-                made = found.factory(config, **_options(name, capture))
+                made = _replacement(found, config, _options(name, capture))
                 if type(made)._owner.__name__ == site:
                     return name
                 break
@@ -153,6 +153,25 @@ def _config_type(hint: Any) -> type | None:
     return None
 
 
+def _replacement(found: Any, config: Any, options: Mapping[str, Any]) -> Any:
+    """The config that the override puts in place of `config`.
+
+    Raises:
+        UsageError: the override needs a package that is not installed.
+    """
+    try:
+        return found.factory(config, **options)
+    except ImportError as error:
+        # An override that loads without its package says so when it is used, for the import that failed.
+        package = error.name or getattr(error.__cause__, "name", None)
+        if package is None:
+            raise
+        package = package.partition(".")[0]
+        raise UsageError(
+            f"{found.name} needs the package {package}, which is not installed; pip install {package}"
+        ) from None
+
+
 def _build(found: Any, options: Mapping[str, Any], call: Call, capture: Capture) -> Pair:
     config = _stock_config(found.target_cls, call, capture)
     if config is None:
@@ -163,7 +182,7 @@ def _build(found: Any, options: Mapping[str, Any], call: Call, capture: Capture)
     # Without memory: every parameter comes from the capture, and one that does not cannot go unnoticed.
     with torch.device("meta"):
         stock = config.build()
-        replacement = found.factory(config, **options).build()
+        replacement = _replacement(found, config, options).build()
     names = (*dict(stock.named_parameters()), *dict(stock.named_buffers()))
     return Pair(stock=stock, replacement=replacement, names=names)
 
@@ -233,7 +252,7 @@ def _belongs(call: Call, found: Any, options: Mapping[str, Any], capture: Captur
     if call.op == found.target_cls._owner.__name__:
         return True
     config = _stock_config(found.target_cls, call, capture) if call.inputs else None
-    return config is not None and type(found.factory(config, **options))._owner.__name__ == call.op
+    return config is not None and type(_replacement(found, config, options))._owner.__name__ == call.op
 
 
 def _arguments(call: Call) -> tuple[str, ...]:

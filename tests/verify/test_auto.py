@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,33 @@ def test_a_capture_without_the_config_says_how_to_get_one(tmp_path: Path) -> Non
     assert load_capture(tmp_path / "bare").calls
     with pytest.raises(UsageError, match="does not hold the torchtitan config of module 'feed_forward'"):
         execute(Request(op=FUSED, capture=str(tmp_path / "bare")))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("helion") is not None, reason="the package is installed here")
+@pytest.mark.parametrize("place", ["stock", "replaced"])
+def test_an_override_that_needs_a_package_names_it(tmp_path: Path, place: str) -> None:
+    from torchtitan.models.common.rope import CosSinRoPE
+
+    helion = "torchtitan.overrides.helion_rope.helion_cos_sin_rope"
+    config = CosSinRoPE.Config(dim=8, max_seq_len=16)
+    model = torch.nn.Module()
+    model.rope = config.build()
+    if place == "replaced":
+        model.rope.__class__ = type("HelionCosSinRoPE", (CosSinRoPE,), {})
+    name = type(model.rope).__name__
+    manifest = {
+        "model_spec": {"model": {"rope": config.to_dict()}},
+        "override": {"imports": [helion]},
+    }
+    tracer = Tracer(
+        model, out=tmp_path / "rope", step=1, selection=Selection(patterns=(name,)), config=manifest
+    )
+    with tracer:
+        model.rope(torch.randn(1, 5, 2, 8), torch.randn(1, 5, 2, 8), None)
+    tracer.finish()
+    for op in (helion, name) if place == "replaced" else (helion,):
+        with pytest.raises(UsageError) as caught:
+            execute(Request(op=op, capture=str(tmp_path / "rope")))
+        text = str(caught.value)
+        assert f"{helion} needs the package helion, which is not installed" in text
+        assert "pip install helion" in text and "\n" not in text
