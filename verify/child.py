@@ -81,17 +81,21 @@ class Child:
             return f"the process ended with exit status {status} (the kernel called exit?)"
         return f"the process died with {signal_name(-status)}{_where(self._trace)}"
 
+    def kill(self) -> None:
+        """Begin to end it and all that it started."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def end(self) -> None:
-        """Kill it and all that it started, if it still runs."""
+        """Kill it, if it still runs, and wait for that."""
         stdin = self._process.stdin
         if stdin is None or stdin.closed:
             return
         with contextlib.suppress(BrokenPipeError):
             stdin.close()
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self.kill()
+        self._process.wait()
         os.close(self._reading)
         self._folder.cleanup()
 

@@ -29,7 +29,7 @@ from bridge.verify.spec import KernelSpec
 from bridge.verify.stability import unstable_elements
 from bridge.verify.structure import name_of
 from bridge.verify.summary import coverage, overall, sentence
-from bridge.verify.tasks import Kept
+from bridge.verify.tasks import Kept, has_room
 from bridge.verify.verdict import (
     CaseRecord,
     Constants,
@@ -102,11 +102,25 @@ def judge(
     return weigh(spec, judged, constants=constants, options=options)
 
 
-def weigh(spec: KernelSpec, judged: list[JudgedCase], *, constants: Constants, options: Options) -> Judgement:
-    """What the judged cases come to together: outcome, power, diagnosis, coverage."""
+def weigh(
+    spec: KernelSpec,
+    judged: list[JudgedCase],
+    *,
+    constants: Constants,
+    options: Options,
+    power: Power | None = None,
+) -> Judgement:
+    """What the judged cases come to together: outcome, power, diagnosis, coverage.
+
+    Args:
+        power: measured already; None: measured here, where nothing failed.
+    """
     tensors = tuple(t for j in judged for t in j.tensors)
     outcome = overall(judged)
-    power = _power(spec, judged, constants) if options.power and outcome != "FAIL" else Power()
+    if not options.power or outcome == "FAIL":
+        power = Power()
+    elif power is None:
+        power = _power(spec, judged, constants)
     if power.not_revealed and not power.revealed:
         outcome = worst_outcome([outcome, "INCONCLUSIVE"])
     diagnosis = _diagnosis(spec, judged) if outcome == "FAIL" else None
@@ -132,12 +146,7 @@ def keep_little(one: JudgedCase, before: list[JudgedCase]) -> None:
 
 def worth_keeping(e: Evidence, before: Sequence[Kept]) -> bool:
     """Whether evidence is small, and among the first of its kind after what was kept `before`."""
-    own = kept_of(e)
-    alike = sum(
-        k.failed == own.failed and k.dtype == own.dtype and (k.family == own.family or not own.failed)
-        for k in before
-    )
-    return sum(t.numel() for t in e.case.inputs) <= _KEPT_ELEMENTS and alike < (4 if own.failed else 2)
+    return sum(t.numel() for t in e.case.inputs) <= _KEPT_ELEMENTS and has_room(kept_of(e), before)
 
 
 def kept_of(e: Evidence, number: int = 0) -> Kept:
@@ -263,6 +272,7 @@ def _judge_tensors(
             fault=target.faults.get(name),
             exact=name in exact,
             demand_inf=case.family == EVERY,
+            tiles=target.tiles,
         )
         for name, result in [(n, got.get(n)) for n in tensor_names(spec) if n in got or n in eager] + repeats
     ]

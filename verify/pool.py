@@ -18,6 +18,7 @@ from bridge.errors import BridgeError, KernelError
 from bridge.verify.child import MIN_LOADING_SECONDS, Child, error_of, hangs, raise_refusal
 from bridge.verify.request import (
     PLANNING,
+    WEIGHING,
     Broke,
     Declared,
     Event,
@@ -35,8 +36,8 @@ from bridge.verify.request import (
 from bridge.verify.tasks import (
     Alone,
     Conclude,
+    Declare,
     Drawn,
-    Free,
     Judged,
     Kept,
     Loaded,
@@ -45,12 +46,21 @@ from bridge.verify.tasks import (
     Observed,
     Plan,
     Planned,
+    Reply,
+    Shown,
     Take,
+    Task,
+    Tried,
+    Try,
+    has_room,
 )
 from bridge.verify.verdict import Verdict
 
 #: A kernel that crashes everywhere is not worth a process per case.
 MAX_LOST = 4
+
+#: What a worker does, beside the phases that are told; shown when it dies meanwhile.
+_DECLARING, _DRAWING, _JUDGING = "declaring", "drawing inputs", "judging"
 
 Say = Callable[[Event], None]
 
@@ -89,9 +99,9 @@ def judge_together(request: Request, *, jobs: int, timeout: float, progress: Say
 @dataclass(slots=True, eq=False)
 class _Worker:
     child: Child
-    first: bool = False
     does: str = "loading"  #: "" when it waits for a task
     planned: bool = False
+    tells: bool = False  #: it was asked for the plan
     numbers: list[int] = field(default_factory=list)  #: taken and not yet judged
     case: Started | None = None
     heard: float = field(default_factory=time.monotonic)
@@ -121,15 +131,15 @@ class _Pool:
         self._cases: tuple[Drawn, ...] | None = None  #: None: not planned yet
         self._groups: list[list[int]] = []  #: those that take longest last
         self._started = 0
-        self._done: set[int] = set()
-        self._kept: list[Kept] = []
+        self._done: dict[int, Judged] = {}
+        self._tried: list[Tried] | None = None  #: wrong variants; None: none has been given out
         self._lost: list[Lost] = []
         self._refused: dict[int, BridgeError] = {}
         self._verdict: Verdict | None = None
 
     def run(self) -> Verdict:
-        for number in range(self._jobs):
-            self._start(first=number == 0)
+        for _ in range(self._jobs):
+            self._start()
         while self._verdict is None:
             for worker in [w for w in self._workers if not w.does]:
                 self._hand_out(worker)
@@ -139,27 +149,27 @@ class _Pool:
 
     def end(self) -> None:
         """End every process that still runs."""
-        for worker in self._workers:
-            worker.child.end()
-        self._workers.clear()
+        self._dismiss(list(self._workers))
 
-    def _start(self, *, first: bool = False) -> None:
-        share = Share(folder=self._folder, first=first)
-        job = Job(request=self._request, resume=self._resume, share=share)
-        self._workers.append(_Worker(Child(job), first=first))
+    def _start(self) -> None:
+        job = Job(request=self._request, resume=self._resume, share=Share(folder=self._folder))
+        self._workers.append(_Worker(Child(job)))
 
     # Work
 
     def _hand_out(self, worker: _Worker) -> None:
-        if self._observe is None:
-            return  # Nothing is declared yet.
-        if self._observe:
+        if self._observe and self._declared is None:
+            if not any(w.does == _DECLARING for w in self._workers):
+                self._give(worker, _DECLARING, Declare())
+        elif self._observe:
             self._enter(Phase(name=PLANNING))
             self._give(worker, PLANNING, Observe(place=self._observe.pop(0)))
         elif any(w.does == PLANNING for w in self._workers):
             return
         elif not worker.planned:
-            self._give(worker, "drawing inputs", Plan(tiles=tuple(sorted(self._tiles))))
+            tell = self._cases is None and not any(w.tells for w in self._workers)
+            worker.tells = tell
+            self._give(worker, _DRAWING, Plan(tiles=tuple(sorted(self._tiles)), tell=tell))
         elif self._cases is not None:
             self._take(worker, self._cases)
 
@@ -171,11 +181,11 @@ class _Pool:
             if numbers:
                 digests = tuple(declared.input_digests[cases[n - 1].name] for n in numbers)
                 worker.numbers = numbers
-                task = Take(numbers=tuple(numbers), digests=digests, kept=tuple(self._kept))
-                self._give(worker, "judging", task)
+                kept = tuple(one.kept for one in self._done.values() if one.kept is not None)
+                self._give(worker, _JUDGING, Take(numbers=tuple(numbers), digests=digests, kept=kept))
                 return
 
-    def _give(self, worker: _Worker, what: str, task: Observe | Plan | Take | Conclude) -> None:
+    def _give(self, worker: _Worker, what: str, task: Task) -> None:
         worker.does, worker.case, worker.heard = what, None, time.monotonic()
         worker.child.send(task)
 
@@ -198,37 +208,57 @@ class _Pool:
 
     def _open(self, cases: Sequence[Drawn]) -> bool:
         """Whether a case that counts is still to be judged."""
-        settled = self._done | {item.number for item in self._lost}
+        settled = self._done.keys() | {item.number for item in self._lost}
         return any(n not in settled and self._needed(n) for n in range(1, len(cases) + 1))
 
     def _conclude(self) -> None:
         if self._declared is None or self._cases is None or self._open(self._cases):
             return
-        if any(w.does == "concluding" for w in self._workers):
+        if any(w.does == WEIGHING for w in self._workers):
             return
         last = self._last()
         if self._refused and (last is None or min(self._refused) < last):
             raise self._refused[min(self._refused)]
-        for worker in [w for w in self._workers if w.does not in ("", "loading", "drawing inputs")]:
-            self._dismiss(worker)  # It judges what does not count.
-        free = next((w for w in self._workers if not w.does and w.planned), None)
-        if free is None:
+        self._dismiss([w for w in self._workers if w.does == _JUDGING])  # What they judge does not count.
+        free = [w for w in self._workers if not w.does and w.planned]
+        if not free:
             if not self._workers:
                 self._start()
             return
-        lost = sorted(self._lost, key=lambda item: item.number)[:MAX_LOST]
-        taken = sorted(n for n in self._done if last is None or n <= last)
-        self._give(
-            free,
-            "concluding",
-            Conclude(declared=self._declared, done=tuple(taken), lost=tuple(lost), last=last),
+        done = [self._done[n] for n in sorted(self._done) if last is None or n <= last]
+        if self._tried is None and not any(one.failed for one in done):
+            self._try(free, done, self._declared)
+            return
+        task = Conclude(
+            declared=self._declared,
+            done=tuple(one.number for one in done),
+            lost=tuple(sorted(self._lost, key=lambda item: item.number)[:MAX_LOST]),
+            last=last,
+            tried=None if self._tried is None else tuple(self._tried),
         )
-        for worker in [w for w in self._workers if w is not free]:
-            self._dismiss(worker)
+        self._give(free[0], WEIGHING, task)
+        self._dismiss([w for w in self._workers if w is not free[0]])
 
-    def _dismiss(self, worker: _Worker) -> None:
-        worker.child.end()
-        self._workers.remove(worker)
+    def _try(self, free: Sequence[_Worker], done: Sequence[Judged], declared: Declared) -> None:
+        """Share out the wrong variants too."""
+        self._tried = []
+        kept: list[Kept] = []
+        for one in done:
+            if one.kept is not None and has_room(one.kept, kept):
+                kept.append(one.kept)
+        numbers = tuple(k.number for k in kept)
+        tiles = tuple(sorted({tile for one in done for tile in one.tiles}))
+        self._enter(Phase(name=WEIGHING))
+        for start, worker in enumerate(free):
+            task = Try(declared=declared, numbers=numbers, tiles=tiles, start=start, step=len(free))
+            self._give(worker, WEIGHING, task)
+
+    def _dismiss(self, workers: Sequence[_Worker]) -> None:
+        for worker in workers:
+            worker.child.kill()  # All at once: a process on a GPU takes its time.
+        for worker in workers:
+            worker.child.end()
+            self._workers.remove(worker)
 
     # News
 
@@ -258,9 +288,7 @@ class _Pool:
         elif isinstance(message, Judged):
             worker.case = None
             worker.numbers.remove(message.number)
-            self._done.add(message.number)
-            if message.kept is not None:
-                self._kept.append(message.kept)
+            self._done[message.number] = message
         elif isinstance(message, Unusable):
             self._died(worker, message.reason)
         elif isinstance(message, Refused) and worker.case is not None:
@@ -282,15 +310,19 @@ class _Pool:
         else:
             self._ready(worker, message)
 
-    def _ready(self, worker: _Worker, reply: Loaded | Observed | Planned | Free) -> None:
+    def _ready(self, worker: _Worker, reply: Reply) -> None:
         worker.does = ""
-        if isinstance(reply, Loaded) and worker.first:
-            self._observe = list(range(reply.observe))
+        if isinstance(reply, Loaded):
+            if self._observe is None:
+                self._observe = list(range(reply.observe))
         elif isinstance(reply, Observed):
             self._tiles.update(reply.tiles)
+        elif isinstance(reply, Shown):
+            assert self._tried is not None
+            self._tried += reply.tried
         elif isinstance(reply, Planned):
             worker.planned = True
-            if worker.first:
+            if worker.tells:
                 self._cases = reply.cases
                 self._share_out(reply.cases)
 
@@ -316,6 +348,6 @@ class _Pool:
         """Put back what a lost worker had not judged; a new one takes its place when there is work for it."""
         if worker.numbers:
             self._groups.append(worker.numbers)
-        self._dismiss(worker)
+        self._dismiss([worker])
         if any(self._needed(n) for group in self._groups for n in group):
             self._start()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from bridge.verify.compare import Trio, judge_tensor
 from bridge.verify.diagnosis import Evidence
 from bridge.verify.spec import KernelSpec
+from bridge.verify.tasks import Tried
 from bridge.verify.trace import record
 from bridge.verify.variant import Variant, again
 from bridge.verify.variants import catalogue
@@ -41,20 +42,47 @@ def measure_power(
         evidence: passing cases that were kept, declared ones first.
         constants: those the target was judged with.
     """
-    if not evidence:
-        return Power()
-    first = max(evidence, key=lambda e: sum(t.numel() for t in e.case.inputs))
-    chosen = _one_of_each(catalogue(spec, record(spec, first.case), first.case, tiles), spec)
-    revealed: list[str] = []
-    missed: list[str] = []
-    for variant in chosen:
-        seen = any(_fails(spec, e, variant, constants, tiles, first) for e in (first, *evidence))
-        (revealed if seen else missed).append(variant.text)
+    return power_of(try_variants(spec, evidence, constants, tiles))
+
+
+def power_of(tried: Iterable[Tried]) -> Power:
+    """Power in words; tried: every variant, in any order."""
+    inorder = sorted(tried, key=lambda one: one.place)
+    missed = [one.text for one in inorder if not one.seen]
     return Power(
-        revealed=tuple(revealed),
+        revealed=tuple(one.text for one in inorder if one.seen),
         not_revealed=tuple(missed),
         would_reveal={text: family for text in missed for key, family in _SHOWN_BY if key in text},
     )
+
+
+def try_variants(
+    spec: KernelSpec,
+    evidence: Sequence[Evidence],
+    constants: Constants,
+    tiles: tuple[int, ...],
+    *,
+    start: int = 0,
+    step: int = 1,
+) -> list[Tried]:
+    """Every `step`-th variant from place `start` on, in the target's place."""
+    if not evidence:
+        return []
+    first = max(evidence, key=lambda e: sum(t.numel() for t in e.case.inputs))
+    found = {id(first): catalogue(spec, record(spec, first.case), first.case, tiles)}
+    others = [e for e in evidence if e is not first]
+
+    def fails(e: Evidence, variant: Variant) -> bool:
+        if id(e) not in found:
+            found[id(e)] = catalogue(spec, record(spec, e.case), e.case, tiles)
+        own = variant if e is first else again(variant, found[id(e)])
+        return own is not None and _fails(spec, e, own, constants)
+
+    return [
+        Tried(place=place, text=variant.text, seen=any(fails(e, variant) for e in (first, *others)))
+        for place, variant in enumerate(_one_of_each(found[id(first)], spec))
+        if place % step == start
+    ]
 
 
 def _one_of_each(variants: list[Variant], spec: KernelSpec) -> list[Variant]:
@@ -72,17 +100,7 @@ def _one_of_each(variants: list[Variant], spec: KernelSpec) -> list[Variant]:
     return chosen[:_MOST]
 
 
-def _fails(
-    spec: KernelSpec,
-    e: Evidence,
-    variant: Variant,
-    constants: Constants,
-    tiles: tuple[int, ...],
-    first: Evidence,
-) -> bool:
-    own = variant if e is first else _same(spec, e, variant, tiles)
-    if own is None:
-        return False
+def _fails(spec: KernelSpec, e: Evidence, own: Variant, constants: Constants) -> bool:
     try:
         made = own.run(spec, e.case)
     except Exception:
@@ -101,7 +119,3 @@ def _fails(
         == "FAIL"
         for name in golden
     )
-
-
-def _same(spec: KernelSpec, e: Evidence, variant: Variant, tiles: tuple[int, ...]) -> Variant | None:
-    return again(variant, catalogue(spec, record(spec, e.case), e.case, tiles))

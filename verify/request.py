@@ -157,7 +157,6 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     """What makes a child one of several that judge together."""
 
     folder: str  #: common to all: what was found about each case
-    first: bool  #: declares and tells the plan; all others draw the same
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from bridge.errors import KernelError
 from bridge.verify.entries import Entry, one_thread, settle
 from bridge.verify.judge import JudgedCase, judge_case, keep_little, kept_of, weigh, worth_keeping
 from bridge.verify.plan import OWN_FAMILIES, observe_tiles
+from bridge.verify.power import power_of, try_variants
 from bridge.verify.provenance import case_digests
 from bridge.verify.replay import Replayed
 from bridge.verify.request import WEIGHING, Finished, Job, Phase, Resume, Share, Started
@@ -24,6 +25,7 @@ from bridge.verify.session import Begun, Plan, Session, open_session, tell_broke
 from bridge.verify.tasks import (
     Alone,
     Conclude,
+    Declare,
     Drawn,
     Free,
     Judged,
@@ -33,9 +35,12 @@ from bridge.verify.tasks import (
     Observe,
     Observed,
     Planned,
+    Shown,
     Take,
     Task,
+    Try,
 )
+from bridge.verify.tasks import Plan as Planning
 
 #: Elements that take about as long as what any case costs.
 _UNIT_ELEMENTS = 4096
@@ -74,24 +79,27 @@ class _Worker:
     def serve(self, tasks: Iterable[Task]) -> None:
         session, emit = self._session, self._emit
         begun = session.begin()
-        if self._share.first and begun.observe:
-            emit(session.declare_drawn(begun))
         emit(Loaded(observe=len(begun.observe)))
         for task in tasks:
-            if isinstance(task, Observe):
+            if isinstance(task, Declare):
+                emit(session.declare_drawn(begun))
+                emit(Free())
+            elif isinstance(task, Observe):
                 emit(Observed(tiles=observe_tiles(session.spec, [begun.observe[task.place]])))
             elif isinstance(task, Take):
                 self._take(task)
+            elif isinstance(task, Try):
+                self._try(task)
             elif isinstance(task, Conclude):
                 self._conclude(task)
             else:
-                self._draw(begun, task.tiles)
+                self._draw(begun, task)
 
-    def _draw(self, begun: Begun, tiles: tuple[int, ...]) -> None:
-        self._plan = self._session.plan(begun, tiles)
-        if self._share.first:
+    def _draw(self, begun: Begun, task: Planning) -> None:
+        self._plan = self._session.plan(begun, task.tiles)
+        if task.tell:
             self._emit(self._session.declare(begun, self._plan.entries))
-        self._emit(Planned(cases=tuple(map(_drawn, self._plan.entries)) if self._share.first else ()))
+        self._emit(Planned(cases=tuple(map(_drawn, self._plan.entries)) if task.tell else ()))
 
     def _take(self, task: Take) -> None:
         assert self._plan is not None
@@ -109,7 +117,7 @@ class _Worker:
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 self._emit(Alone(reason=f"what {entry.name} holds cannot be passed on: {error}"))
                 return
-            self._emit(Judged(number=number, kept=left))
+            self._emit(_told(part, number, left))
         self._emit(Free())
 
     def _judge(self, entry: Entry) -> Part:
@@ -132,6 +140,18 @@ class _Worker:
         kept.append(own)
         return own
 
+    def _try(self, task: Try) -> None:
+        evidence = [part.judged.evidence for part in map(self._part, task.numbers) if part.judged is not None]
+        tried = try_variants(
+            self._session.spec,
+            [e for e in evidence if e is not None],
+            task.declared.constants,
+            task.tiles,
+            start=task.start,
+            step=task.step,
+        )
+        self._emit(Shown(tried=tuple(tried)))
+
     def _conclude(self, task: Conclude) -> None:
         assert self._plan is not None
         session, plan = self._session, self._plan
@@ -140,8 +160,7 @@ class _Worker:
         judged: list[JudgedCase] = []
         replayed: list[Replayed] = []
         for number in task.done:
-            # Written by a worker of this judgement a moment ago; it holds our own classes.
-            part: Part = torch.load(self._file(number), weights_only=False)
+            part = self._part(number)
             if part.judged is not None:
                 keep_little(part.judged, judged)
                 judged.append(part.judged)
@@ -150,12 +169,27 @@ class _Worker:
         constants = task.declared.constants
         found = None
         if task.done:
-            found = weigh(session.spec, judged, constants=constants, options=plan.options)
+            power = None if task.tried is None else power_of(task.tried)
+            found = weigh(session.spec, judged, constants=constants, options=plan.options, power=power)
         verdict = session.conclude(plan, task.declared, found, replayed)
         self._emit(Finished(verdict=verdict))
 
+    def _part(self, number: int) -> Part:
+        # Written by a worker of this judgement a moment ago; it holds our own classes.
+        part = torch.load(self._file(number), weights_only=False)
+        assert isinstance(part, Part)
+        return part
+
     def _file(self, number: int) -> Path:
         return Path(self._share.folder) / f"{number}.part"
+
+
+def _told(part: Part, number: int, kept: Kept | None) -> Judged:
+    judged = part.judged
+    if judged is None:
+        return Judged(number=number, kept=kept)
+    failed = any(tensor.verdict == "FAIL" for tensor in judged.tensors)
+    return Judged(number=number, kept=kept, failed=failed, tiles=judged.tiles)
 
 
 def _drawn(entry: Entry) -> Drawn:

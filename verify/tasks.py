@@ -5,6 +5,8 @@ The process above hands out tasks; a worker answers with `Event`s and with the r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from bridge.verify.request import Declared, Event, Lost
@@ -17,6 +19,15 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     family: str
     failed: bool
+
+
+def has_room(own: Kept, before: Iterable[Kept]) -> bool:
+    """Whether evidence is among the first of its kind: four that failed in a family, two that passed."""
+    alike = sum(
+        k.failed == own.failed and k.dtype == own.dtype and (k.family == own.family or not own.failed)
+        for k in before
+    )
+    return alike < (4 if own.failed else 2)
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,10 +44,15 @@ class Observe(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     place: int
 
 
+class Declare(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Task: declare what can be fixed before the target runs at all."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Task: draw every case, with edges at these tile sizes."""
 
     tiles: tuple[int, ...]
+    tell: bool  #: declare them, and say which they are
 
 
 class Take(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -47,6 +63,24 @@ class Take(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kept: tuple[Kept, ...]  #: evidence that is there already
 
 
+class Try(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Task: put every `step`-th wrong variant from place `start` on in the target's place."""
+
+    declared: Declared
+    numbers: tuple[int, ...]  #: cases whose evidence to try them on
+    tiles: tuple[int, ...]
+    start: int
+    step: int
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """One wrong variant, and whether the inputs revealed it."""
+
+    place: int
+    text: str
+    seen: bool
+
+
 class Conclude(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Task: put the verdict together from what all workers left."""
 
@@ -54,9 +88,10 @@ class Conclude(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     done: tuple[int, ...]
     lost: tuple[Lost, ...]
     last: int | None
+    tried: tuple[Tried, ...] | None  #: None: no variant was tried yet
 
 
-Task = Observe | Plan | Take | Conclude
+Task = Declare | Observe | Plan | Take | Try | Conclude
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -82,10 +117,18 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     number: int
     kept: Kept | None
+    failed: bool = False  #: a tensor of it fails
+    tiles: tuple[int, ...] = ()
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Reply: which variants were revealed."""
+
+    tried: tuple[Tried, ...]
 
 
 class Free(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Reply: the cases that were taken are judged."""
+    """Reply: the task is done."""
 
 
 class Alone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -94,5 +137,5 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
-Reply = Loaded | Observed | Planned | Judged | Free | Alone
+Reply = Loaded | Observed | Planned | Judged | Shown | Free | Alone
 Message = Event | Reply
