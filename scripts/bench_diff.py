@@ -145,7 +145,7 @@ def child(a: str, b: str, out: str) -> int:
     document = diff_captures(a, b)
     write_diff(document, Path(out) / "diff.json")
     diffed = time.perf_counter()
-    report.write_diff_report(document, Path(out) / "report.html")
+    report.write_report(document, Path(out) / "report.html")
     figures = {
         "seconds": round(time.perf_counter() - begun, 2),
         "diff_seconds": round(diffed - begun, 2),

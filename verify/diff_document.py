@@ -1,8 +1,8 @@
 """The documents of two-run work: what `diff.json` and `scan.json` hold and every report renders from.
 
 Plain data, no torch. A number that is not finite or was not computed is None, since JSON has no NaN.
-`bridge.report` paints them: `write_diff_report(document, path)`, `render_diff_text(document, color=...)`,
-`render_diff_markdown(document)`, and the same three names with `scan`.
+`bridge.report` paints them: `write_report(document, path)`, `render_text(document, color=...)` and
+`render_markdown(document)`.
 The table of calls is columnar and its strings are pooled, because it may have 100,000 rows.
 
 Schema history
@@ -108,7 +108,9 @@ class CallTable(msgspec.Struct, frozen=True, kw_only=True):
     match: list[int] = []  #: number in MATCH_KINDS
     status: list[int] = []  #: number in STATUSES
     origin: list[int] = []  #: number in ORIGINS
-    in_difference: list[float | None] = []  #: relative difference of the inputs; 0.0: bit-equal
+    #: Largest relative difference of what the call reads, a module's upstream gradients too; 0.0: bit-equal.
+    in_difference: list[float | None] = []
+    #: The same of what it makes, a module's gradients too.
     out_difference: list[float | None] = []
     noise: list[float | None] = []  #: relative difference that rounding alone explains at this call
     rms_a: list[float | None] = []  #: root mean square of the first output

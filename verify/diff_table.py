@@ -151,8 +151,9 @@ def call_table(a: Columns, b: Columns, divergence: Divergence, rows: Rows) -> Ca
     paired = rows.pair >= 0
     match[paired] = divergence.alignment.match[rows.pair[paired]]
     noise[paired] = divergence.noise[rows.pair[paired]]
-    inside[paired] = divergence.in_difference[rows.pair[paired]]
-    outside[paired] = divergence.out_difference[rows.pair[paired]]
+    # A module reads upstream gradients too, and makes gradients: a wrong backward shows in its row.
+    inside[paired] = np.fmax(divergence.in_difference, divergence.backward_in)[rows.pair[paired]]
+    outside[paired] = np.fmax(divergence.out_difference, divergence.backward)[rows.pair[paired]]
     key_a, key_b = one("key")
     op_a, op_b = one("op")
     index_a, index_b = one("index")

@@ -54,39 +54,32 @@ def output_options(function: F) -> F:
 
 def publish_diff(document: DiffDocument, options: dict[str, Any]) -> int:
     """Write the report and diff.json, print the answer, and return the exit code."""
-    import msgspec
-
-    from bridge import report as reports
-
-    target: Path = options["report"]
-    beside = target.parent / "diff.json"
-    _write(beside, msgspec.json.encode(document))
-    reports.write_diff_report(document, target)
-    if options["style"] == "markdown":
-        text = reports.render_diff_markdown(document)
-    else:
-        text = reports.render_diff_text(document, color=_color(options))
-    _say(text, document, options, target, beside)
+    _publish(document, "diff.json", options)
     return EXIT_CODES[document.outcome]
 
 
 def publish_scan(document: ScanDocument, options: dict[str, Any]) -> int:
     """Write the report and scan.json, print the answer, and return the exit code."""
+    from bridge.cli._judged import exit_code
+
+    _publish(document, "scan.json", options)
+    return exit_code(document.verdict, strict=False)
+
+
+def _publish(document: DiffDocument | ScanDocument, name: str, options: dict[str, Any]) -> None:
     import msgspec
 
     from bridge import report as reports
-    from bridge.cli._judged import exit_code
 
     target: Path = options["report"]
-    beside = target.parent / "scan.json"
+    beside = target.parent / name
     _write(beside, msgspec.json.encode(document))
-    reports.write_scan_report(document, target)
+    reports.write_report(document, target)
     if options["style"] == "markdown":
-        text = reports.render_scan_markdown(document)
+        text = reports.render_markdown(document)
     else:
-        text = reports.render_scan_text(document, color=_color(options))
+        text = reports.render_text(document, color=_color(options))
     _say(text, document, options, target, beside)
-    return exit_code(document.verdict, strict=False)
 
 
 def _color(options: dict[str, Any]) -> bool:

@@ -30,16 +30,6 @@ _HOMES = {
     "write_report": "html",
 }
 
-#: Names that say which document they take; each is the general call.
-_SAME = {
-    "render_diff_markdown": "render_markdown",
-    "render_diff_text": "render_text",
-    "render_scan_markdown": "render_markdown",
-    "render_scan_text": "render_text",
-    "write_diff_report": "write_report",
-    "write_scan_report": "write_report",
-}
-
 __all__ = [
     "plot",
     "read_document",
@@ -56,7 +46,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    name = _SAME.get(name, name)
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'bridge.report' has no attribute {name!r}")

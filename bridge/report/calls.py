@@ -6,9 +6,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
-from bridge.verify.diff_document import MATCH_KINDS, ORIGINS, STATUSES, CallTable, DiffDocument, ScanTable
+from bridge.verify.diff_document import MATCH_KINDS, ORIGINS, STATUSES, CallTable, ScanTable
 from bridge.verify.verdict import OUTCOMES
 
 #: Name of a row's status as a reader sees it.
@@ -73,28 +71,6 @@ def call_row(table: CallTable, row: int) -> CallRow:
         out_difference=table.out_difference[row],
         noise=table.noise[row],
     )
-
-
-def with_gradients(document: DiffDocument) -> DiffDocument:
-    """Return the document with gradients counted into the output difference where they are known.
-
-    The table holds the difference of a call's outputs; a module whose backward alone is wrong has equal
-    outputs, and what it made wrong is in its drill-down.
-    """
-    sizes = list(document.table.out_difference)
-    for detail in document.details:
-        made = [
-            tensor.difference
-            for tensor in detail.tensors
-            if tensor.role in ("output", "grad_input") and tensor.difference is not None
-        ]
-        known = sizes[detail.row]
-        if made and known is not None:
-            sizes[detail.row] = max(known, *made)
-    if sizes == document.table.out_difference:
-        return document
-    table = msgspec.structs.replace(document.table, out_difference=sizes)
-    return msgspec.structs.replace(document, table=table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bridge.report.calls import CallRow, call_row, rows_with, with_gradients
+from bridge.report.calls import CallRow, call_row, rows_with
 from bridge.report.numbers import plural, short
 from bridge.verify.diff_document import STATUSES, Attribution, DiffDocument, NonFinite, Side, Suspect
 
@@ -54,7 +54,6 @@ class DiffView:
 
 def build_diff_view(document: DiffDocument) -> DiffView:
     """Compute everything that a report of two runs shows."""
-    document = with_gradients(document)
     return DiffView(
         document=document,
         sentence=_capital(document.summary) or _sentence(document),

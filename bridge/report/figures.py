@@ -49,11 +49,9 @@ def _figures(document: Document) -> dict[str, Figure]:
     if isinstance(document, Verdict):
         return _of_verdict(document)
     if isinstance(document, DiffDocument):
-        from bridge.report.calls import with_gradients
         from bridge.report.flow_figures import flow, step_trace
         from bridge.report.layer_figures import layer_maps
 
-        document = with_gradients(document)
         found = {f"steps {trace.metric}": step_trace(trace) for trace in document.steps}
         return {"flow": flow(document), **layer_maps(document), **found} if len(document.table) else found
     from bridge.report.layer_figures import scan_map

@@ -49,6 +49,7 @@ def flow(document: DiffDocument) -> Figure:
     bottom, top = _range(table)
     places = {name: index for index, name in enumerate(_MARKERS)}
     shown: dict[tuple[int, str], int] = {}
+    sizes = [_size(*pair) for pair in zip(table.out_difference, table.status, strict=True)]
     width = max(1, math.ceil(len(table) / BINS))
     kinds = {
         (status, origin): _kind(status, origin)
@@ -59,7 +60,7 @@ def flow(document: DiffDocument) -> Figure:
         # Births are what one looks for: each is drawn. Of the others the largest of a bin.
         place = (row if kind in ("born", "entered") else row // width, kind)
         known = shown.get(place)
-        if known is None or _size(table, row) > _size(table, known):
+        if known is None or sizes[row] > sizes[known]:
             shown[place] = row
     traces = []
     for name in sorted({kind for _, kind in shown}, key=lambda name: -places[name]):
@@ -70,7 +71,7 @@ def flow(document: DiffDocument) -> Figure:
                 "mode": "markers",
                 "name": name,
                 "x": rows,
-                "y": [_height(table, row, bottom, top) for row in rows],
+                "y": [min(top, max(bottom, sizes[row])) for row in rows],
                 "customdata": rows,
                 "text": [hover(call_row(table, row)) for row in rows],
                 "hovertemplate": "%{text}<extra></extra>",
@@ -117,10 +118,10 @@ def _kind(status: int, place: int) -> str:
     return origin if origin in _MARKERS else "not attributed"
 
 
-def _size(table: CallTable, row: int) -> float:
-    value = table.out_difference[row]
+def _size(value: float | None, status: int) -> float:
+    """Return an output difference as it is drawn: infinite where it is beyond any number."""
     if value is None:
-        return math.inf if table.status[row] == _DIFFERS else 0.0
+        return math.inf if status == _DIFFERS else 0.0
     return value
 
 
@@ -130,10 +131,6 @@ def _range(table: CallTable) -> tuple[float, float]:
     least = max(LEAST, min(sizes, default=1e-6))
     most = min(1e12, max(1e-3, *sizes)) if sizes else 1.0
     return 10.0 ** (math.floor(math.log10(least)) - 1), 10.0 ** math.ceil(math.log10(most) + 0.01)
-
-
-def _height(table: CallTable, row: int, bottom: float, top: float) -> float:
-    return min(top, max(bottom, _size(table, row)))
 
 
 def hover(row: CallRow) -> str:
@@ -167,10 +164,12 @@ def _born_line(table: CallTable, bottom: float) -> list[dict[str, Any]]:
     born = ORIGINS.index("born")
     xs, ys, level = [0], [bottom], 0.0
     for row, origin in enumerate(table.origin):
-        if origin == born and level < _size(table, row) < math.inf:
-            level = _size(table, row)
-            xs.append(row)
-            ys.append(level)
+        if origin == born:
+            size = _size(table.out_difference[row], table.status[row])
+            if level < size < math.inf:
+                level = size
+                xs.append(row)
+                ys.append(level)
     if level == 0.0:
         return []
     return [
@@ -196,10 +195,14 @@ def _runs(column: Sequence[int], width: int, name_of: Callable[[int], str]) -> I
     """
     start, current = 0, ""
     for first in range(0, len(column), width):
-        names: Counter[str] = Counter()
-        for number, count in Counter(column[first : first + width]).items():
-            names[name_of(number)] += count
-        name = names.most_common(1)[0][0]
+        part = column[first : first + width]
+        if part.count(part[0]) == len(part):
+            name = name_of(part[0])
+        else:
+            names: Counter[str] = Counter()
+            for number, count in Counter(part).items():
+                names[name_of(number)] += count
+            name = names.most_common(1)[0][0]
         if name != current:
             if first:
                 yield start, first, current
@@ -271,7 +274,7 @@ def _flow_summary(document: DiffDocument) -> str:
         first = call_row(table, document.first_divergence)
         text += f", the first is {first.key} (row {first.row}) at {short(first.out_difference)}"
     if born:
-        worst = max(born, key=lambda row: _size(table, row))
+        worst = max(born, key=lambda row: _size(table.out_difference[row], table.status[row]))
         text += f"; {plural(len(born), 'birth')}, the largest {short(table.out_difference[worst])} at "
         text += call_row(table, worst).key
     return text + "."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -52,14 +53,13 @@ class Column:
 
 def _packed(kind: Kind, values: Sequence[Any]) -> dict[str, Any]:
     """Return a column's data in its smallest form: one value, steps from row to row, or all values."""
-    if values and all(value == values[0] for value in values):
+    if values and list(values).count(values[0]) == len(values):
         return {"same": values[0], "count": len(values)}
     if kind != "number":
-        steps = [values[0] if values else 0]
-        steps += [after - before for before, after in itertools.pairwise(values)]
+        steps = [*values[:1], *map(operator.sub, itertools.islice(values, 1, None), values)]
         # Keys and positions count upwards: steps of one pack to almost nothing.
         if len(set(steps)) * 2 < len(set(values)):
-            return {"steps": steps[: len(values)]}
+            return {"steps": steps}
     return {"values": list(values)}
 
 

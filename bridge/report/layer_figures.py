@@ -26,38 +26,38 @@ def layer_maps(document: DiffDocument) -> dict[str, Figure]:
     Keys: "layer-op", "layer-module".
     """
     table = document.table
+    worst = _worst_calls(table)
+    # A module call is no op.
+    module = table.pool.index("module") if "module" in table.pool else -1
+    ops = {place: found for place, found in worst.items() if place[3] != module}
     return {
-        "layer-op": _layer_map(
-            table, _worst_calls(table, "module"), "op", lambda place: short_op(table.pool[place[2]])
-        ),
+        "layer-op": _layer_map(table, ops, "op", lambda place: short_op(table.pool[place[2]])),
         "layer-module": _layer_map(
-            table,
-            _worst_calls(table),
-            "module",
-            lambda place: layer_of(table.pool[place[0]])[1] or "(itself)",
+            table, worst, "module", lambda place: layer_of(table.pool[place[0]])[1] or "(itself)"
         ),
     }
 
 
-def _worst_calls(table: CallTable, without: str = "") -> dict[tuple[int, int, int], tuple[float, int]]:
-    """Return (module, phase, op), as pool numbers, -> worst difference / noise and its row.
+#: (module, phase, op, kind) as pool numbers.
+_Place = tuple[int, int, int, int]
 
-    Calls of kind `without` are left out: a module call is no op.
-    """
-    skipped = table.pool.index(without) if without in table.pool else -1
-    worst: dict[tuple[int, int, int], tuple[float, int]] = {}
-    columns = zip(table.module, table.phase, table.op_b, table.op_a, table.status, strict=True)
-    for row, (module, phase, op_b, op_a, status) in enumerate(columns):
-        if status in _UNMATCHED or table.kind[row] == skipped:
+
+def _worst_calls(table: CallTable) -> dict[_Place, tuple[float, int]]:
+    """Return the worst difference / noise of each place, and its row."""
+    worst: dict[_Place, tuple[float, int]] = {}
+    places = zip(table.module, table.phase, table.op_b, table.kind, strict=True)
+    columns = zip(places, table.status, table.out_difference, table.noise, strict=True)
+    for row, (place, status, size, noise) in enumerate(columns):
+        if status in _UNMATCHED:
             continue
-        size, noise = table.out_difference[row], table.noise[row]
+        if place[2] < 0:
+            place = (*place[:2], table.op_a[row], place[3])
         if size is None:
             value = math.inf if status == _DIFFERS else 0.0
         elif noise:
             value = size / noise
         else:
             value = math.inf if size > 0 and status == _DIFFERS else 0.0
-        place = module, phase, op_b if op_b >= 0 else op_a
         known = worst.get(place)
         if known is None or value > known[0]:
             worst[place] = (value, row)
@@ -66,9 +66,9 @@ def _worst_calls(table: CallTable, without: str = "") -> dict[tuple[int, int, in
 
 def _layer_map(
     table: CallTable,
-    worst: dict[tuple[int, int, int], tuple[float, int]],
+    worst: dict[_Place, tuple[float, int]],
     by: str,
-    column_of: Callable[[tuple[int, int, int]], str],
+    column_of: Callable[[_Place], str],
 ) -> Figure:
     cells: dict[tuple[str, str], tuple[float, int]] = {}
     for place, found in worst.items():

@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from recorded import Options, decoder
+import torch
+from recorded import Options, Recorder, decoder
 
+from bridge.capture.record import Call
 from bridge.errors import CaptureError, UsageError
 from bridge.verify.diff import diff_captures, write_diff
 from bridge.verify.diff_document import MATCH_KINDS, STATUSES, DiffDocument
@@ -63,6 +65,34 @@ def test_the_first_differences_are_rows() -> None:
     assert detail.arguments == {"other": ("1e-06", "0.01")}
     assert detail.producers_b == ("layers.1.norm/op_2_mean",)
     assert detail.how_matched == "same key"
+
+
+def test_a_wrong_backward_counts_where_the_outputs_are_equal() -> None:
+    x, upstream = torch.ones(4), torch.full((4,), 3.0)
+
+    def run(gradient: float) -> Recorder:
+        rec = Recorder()
+        module = Call(
+            index=0,
+            key="layers.0.norm",
+            kind="module",
+            op="Norm",
+            step=1,
+            module="layers.0.norm",
+            module_class="Norm",
+            inputs=(rec.record("0", x),),
+            outputs=(rec.record("0", 2 * x),),
+            grad_outputs=(rec.record("0", upstream),),
+            grad_inputs=(rec.record("0", gradient * upstream),),
+        )
+        rec.calls.append(module)
+        return rec
+
+    document = diff_captures(run(1.0).run("A"), run(1.5).run("B"))
+    assert document.suspects[0].phase == "backward"
+    assert STATUSES[document.table.status[0]] == "differs"
+    assert document.table.in_difference == [0.0]
+    assert document.table.out_difference == [0.5]
 
 
 @pytest.mark.parametrize(
