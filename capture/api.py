@@ -133,16 +133,16 @@ def _as_config(
 def _merge(config: BridgeConfig, **given: Any) -> Request:
     """The command line wins over [capture], which wins over the defaults."""
     section = config.capture
-    step = given["step"]
+    step, where = given["step"], "--step"
     if step is None and given["on"] is None:
         # A trigger asked for on the command line looks at the whole run, not at the config's step.
-        step = section.step
+        step, where = section.step, f"{config.path or 'the config'}: capture.step"
     trigger = given["on"] or section.on
     if trigger is not None and trigger not in TRIGGERS:
         raise UsageError(f"--on takes {' or '.join(TRIGGERS)}, got {trigger!r}")
     if step is None and trigger is None:
         raise UsageError("which step? give --step N, or step = N under [capture]")
-    window = parse_window("1:" if step is None else step, triggered=trigger is not None)
+    window = parse_window("1:" if step is None else step, triggered=trigger is not None, where=where)
     ops = tuple(given["ops"]) or (*section.ops, *section.modules)
     limit = section.tensor_bytes
     asked = given["tensors"] or section.tensors

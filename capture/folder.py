@@ -8,12 +8,12 @@ import fcntl
 import os
 import re
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from bridge.capture.record import Manifest
+from bridge.capture.record import DISK_FULL, Manifest
 from bridge.errors import CaptureError, CorruptCaptureError, NotACaptureError, brief
 
 MANIFEST = "manifest.json"
@@ -27,8 +27,15 @@ _RESERVED = 256 << 10
 _MAX_MANIFEST = 256 << 20
 
 
-def disk_full(problems: Iterable[str]) -> str | None:
-    """The first of a capture's problems that says the disk was full; None when none does."""
+def disk_full(problems: Iterable[str], codes: Mapping[str, str] | None = None) -> str | None:
+    """The first of a capture's problems that a full disk made; None when there is none.
+
+    Args:
+        problems: Of the manifest.
+        codes: `problem_codes` of it; None for a capture of a tool that had none: then their text decides.
+    """
+    if codes is not None:
+        return next((text for text in problems if codes.get(text) == DISK_FULL), None)
     return next((text for text in problems if os.strerror(errno.ENOSPC) in text), None)
 
 
@@ -161,6 +168,11 @@ def _check_replaceable(root: Path, *, force: bool) -> None:
     if not names - {_LOCK, ".gitignore"}:
         return
     strangers = sorted(name for name in names if not _belongs(root / name))
+    if not strangers and MANIFEST not in names and any(map(RANK_FOLDER.fullmatch, names)):
+        raise NotACaptureError(
+            f"{root} holds files of a capture and its {MANIFEST} is missing; remove the folder yourself, or "
+            "choose another --out"
+        )
     if strangers or MANIFEST not in names:
         shown = ", ".join(strangers[:3] or sorted(names)[:3]) + (", ..." if len(strangers) > 3 else "")
         raise NotACaptureError(f"{root} holds something other than a capture ({shown}); choose another --out")

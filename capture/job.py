@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -117,7 +118,9 @@ class Job:
             kernels=self._kernels(capture),
             metrics=manifest.metrics,
             dropped=len(manifest.dropped),
+            dropped_because=_most_common(drop.reason for drop in manifest.dropped),
             problems=capture.problems,
+            problem_codes=manifest.problem_codes,
             trigger=self._keeper.reason,
         )
 
@@ -167,6 +170,11 @@ class Job:
                     f"{near_misses(op, names.union(known_names()))} "
                     f"{capture.path} was written with the digests of all {len(capture.calls)} calls"
                 )
+
+
+def _most_common(reasons: Iterable[str]) -> str | None:
+    counts = Counter(reasons).most_common(1)
+    return counts[0][0] if counts else None
 
 
 def _rank() -> int:

@@ -59,7 +59,8 @@ class OneStepKeeper:
         """The new capture lacks something that the disk refused: the older one is worth more."""
         if self._scratch is None or _rank() != 0:
             return False
-        full = disk_full(read_manifest(self._scratch).problems)
+        made = read_manifest(self._scratch)
+        full = disk_full(made.problems, made.problem_codes)
         if full is None:
             return False
         self._forget()

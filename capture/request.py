@@ -54,7 +54,9 @@ class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[str, ...]  #: known kernels that occur in it
     metrics: dict[str, float | None] = {}
     dropped: int = 0
+    dropped_because: str | None = None  #: the reason of most of them
     problems: tuple[str, ...] = ()
+    problem_codes: dict[str, str] = {}  #: a problem -> its code, as in the manifest
     trigger: str | None = None  #: why a triggered capture was kept
 
     def __fspath__(self) -> str:
@@ -76,7 +78,10 @@ class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.trigger is not None:
             lines.append(f"  kept because {self.trigger}")
         if self.dropped:
-            lines.append(f"  {self.dropped} tensors were dropped; `bridge inspect {self.path}` lists them")
+            why = f" ({self.dropped_because})" if self.dropped_because else ""
+            lines.append(
+                f"  {self.dropped} tensors were dropped{why}; `bridge inspect {self.path}` lists them"
+            )
         lines += [f"  problem: {problem}" for problem in self.problems]
         if self.kernels and self.calls_with_tensors:
             lines.append(f"next: bridge verify --op {self.kernels[0]} --from {self.path}/")

@@ -17,7 +17,7 @@ from bridge.capture.folder import FolderClaim, rank_folder, reserve_manifest, wr
 from bridge.capture.record import Manifest
 from bridge.capture.select import Matcher, Selection
 from bridge.environment import device_name, package_versions
-from bridge.errors import UsageError
+from bridge.errors import CaptureError, UsageError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -131,12 +131,19 @@ class Tracer:
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             flags={**run_flags(), **self._manifest.flags},
         )
-        with rank_zero_first(self.rank, self.world_size):
-            if self.rank == 0:
-                self._claim.start()
-                write_manifest(self.out, self._manifest)
-                reserve_manifest(self.out)
-        writer = RankWriter(rank_folder(self.out, self.rank), rank=self.rank, budget_bytes=self._budget)
+        try:
+            with rank_zero_first(self.rank, self.world_size):
+                if self.rank == 0:
+                    self._claim.start()
+                    write_manifest(self.out, self._manifest)
+                    reserve_manifest(self.out)
+            writer = RankWriter(rank_folder(self.out, self.rank), rank=self.rank, budget_bytes=self._budget)
+        except OSError as error:
+            # Named here: a training script's own errors come the same way.
+            raise CaptureError(
+                f"cannot write the capture {self.out}: {error.strerror}; free some space, or write elsewhere "
+                "with --out"
+            ) from None
         self._session = StepSession(
             writer,
             Matcher(self._selection, rank=self.rank),

@@ -41,12 +41,13 @@ class Window:
         return f"steps {self.first}:{'' if self.last is None else self.last}"
 
 
-def parse_window(text: str | int, *, triggered: bool = False) -> Window:
+def parse_window(text: str | int, *, triggered: bool = False, where: str = "--step") -> Window:
     """Read "100", "90:110" or "90:110@100".
 
     Args:
-        text: What `--step` was given.
+        text: What was given.
         triggered: A trigger decides within the window, so "90:" (no end) is allowed.
+        where: Where it was given, for messages.
 
     Raises:
         UsageError: not of that form, empty, or with the tensors' step outside.
@@ -54,20 +55,20 @@ def parse_window(text: str | int, *, triggered: bool = False) -> Window:
     match = re.fullmatch(r"(\d+)(?:(:)(\d+)?)?(?:@(\d+))?", str(text).strip())
     if match is None or int(match[1]) < 1:
         raise UsageError(
-            f'--step takes a step from 1 on ("100") or a window ("90:110", "90:110@100"), got {text!r}'
+            f'{where} takes a step from 1 on ("100") or a window ("90:110", "90:110@100"), got {text!r}'
         )
     first = int(match[1])
     last = int(match[3]) if match[3] else (None if match[2] else first)
     if last is None and not triggered:
-        raise UsageError(f"--step {text} has no end; an open window needs a trigger (--on nonfinite)")
+        raise UsageError(f"{where} {text} has no end; an open window needs a trigger (--on nonfinite)")
     if last is not None and last < first:
-        raise UsageError(f"--step {text} ends before it starts; write {last}:{first}")
+        raise UsageError(f"{where} {text} ends before it starts; write {last}:{first}")
     at = int(match[4]) if match[4] else last
     if triggered:
         return Window(first=first, last=last, tensors_at=None)
     window = Window(first=first, last=last, tensors_at=at)
     if at is not None and at not in window:
-        raise UsageError(f"--step {text}: step {at} is outside the window")
+        raise UsageError(f"{where} {text}: step {at} is outside the window")
     return window
 
 

@@ -262,7 +262,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if os.environ.get("RANK", "0") != "0":
         return errors.EXIT_OK
     click.echo(json.dumps(result.as_dict(), indent=2) if options["as_json"] else result.describe())
-    full = disk_full(result.problems)
+    full = disk_full(result.problems, result.problem_codes)
     if full is not None:
         text = f"{result.path} is incomplete, the disk is full ({full})"
         raise errors.CaptureError(f"{text}; free some space, or write elsewhere with --out")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,3 +108,19 @@ def capture_of(tmp_path: Path) -> Callable[..., Capture]:
         return load_capture(tracer.finish())
 
     return capture
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Any:
+    """A file system of two megabytes, where one can be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    made = mount and os.getuid() == 0
+    if (
+        not made
+        or subprocess.run([mount, "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], check=False).returncode
+    ):
+        pytest.skip("needs the right to mount a tmpfs")
+    yield place
+    subprocess.run(["umount", "-l", place], check=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -70,22 +68,6 @@ def test_a_killed_process_leaves_what_it_wrote(how: signal.Signals, tmp_path: Pa
     with tracer:
         torch.ones(2) + 1
     assert load_capture(tracer.finish()).complete
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Any:
-    """A file system of two megabytes, where one can be mounted."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = shutil.which("mount")
-    made = mount and os.getuid() == 0
-    if (
-        not made
-        or subprocess.run([mount, "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], check=False).returncode
-    ):
-        pytest.skip("needs the right to mount a tmpfs")
-    yield place
-    subprocess.run(["umount", "-l", place], check=False)
 
 
 @pytest.mark.parametrize("reserve", [0, workers_module.DISK_RESERVE])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bridge.capture.folder import FolderClaim, disk_full
+from bridge.capture.record import DISK_FULL
 from bridge.capture.store import load_capture
 from bridge.capture.tracer import Tracer
 from bridge.errors import CaptureError, NotACaptureError
@@ -112,3 +113,13 @@ def test_a_full_disk_is_found_among_problems() -> None:
     full = "rank.json could not be written: [Errno 28] No space left on device"
     assert disk_full(["a hook failed", full]) == full
     assert disk_full(["a hook failed"]) is None
+    assert disk_full(["a hook failed", "voll"], {"voll": DISK_FULL}) == "voll"
+    assert disk_full([full], {}) is None
+
+
+def test_files_of_a_capture_without_its_manifest_are_not_replaced(tmp_path: Path) -> None:
+    with Tracer(None, out=tmp_path / "c", step=1):
+        torch.ones(2) + 1
+    (tmp_path / "c" / "manifest.json").unlink()
+    with pytest.raises(NotACaptureError, match=r"its manifest\.json is missing"):
+        FolderClaim(tmp_path / "c", force=True)

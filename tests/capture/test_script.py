@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import textwrap
 from pathlib import Path
@@ -304,3 +305,26 @@ def test_the_script_goes_on_when_asked(script: Path) -> None:
 def test_requests_that_cannot_be_served(script: Path, more: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         capture(script, "5", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_full_disk_is_not_the_scripts_fault(older: bool, script: Path, small_disk: Path) -> None:
+    config = BridgeConfig(train=TrainConfig(script=str(script), args=("5",)))
+    if older:
+        capture_run(config, step=1, out=small_disk / "c")
+    with (small_disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(CaptureError, match=r"cannot write the capture .*No space left on device.*--out"):
+        capture_run(config, step=3, out=small_disk / "c", force=older)
+    if older:
+        assert load_capture(small_disk / "c").manifest.step == 1
+
+
+@pytest.mark.parametrize("step", ["abc", "9:2", 0])
+def test_a_step_of_the_config_is_reported_as_its_key(step: int | str, script: Path) -> None:
+    train = TrainConfig(script=str(script), args=("5",))
+    config = BridgeConfig(train=train, capture=CaptureConfig(step=step), path="my.toml")
+    with pytest.raises(UsageError, match=r"^my\.toml: capture\.step") as caught:
+        capture_run(config, out=script.parent / "out")
+    assert "--step" not in str(caught.value)
