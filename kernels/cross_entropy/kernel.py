@@ -34,13 +34,12 @@ _MANY_ROWS = 4096
 def cross_entropy_forward_kernel(
     logits_ptr, target_ptr, loss_ptr, peak_ptr, scale_ptr, others_ptr,
     classes, logits_stride, ignore_index, smoothing,
-    SMOOTH: tl.constexpr, PRECISE: tl.constexpr,
-    WHOLE: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    SMOOTH: tl.constexpr, PRECISE: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row: its loss, and in fp32 peak, scale and the probability of all classes but the true one.
 
     The probability of a class is exp(logit - peak) * scale. The logits are read once: where a chunk has a new
-    maximum, the sums so far are brought to it. WHOLE: the chunks fill the row to its end.
+    maximum, the sums so far are brought to it.
     """
     row = tl.program_id(0)
     # A row offset can pass 2^31 elements.
@@ -52,9 +51,9 @@ def cross_entropy_forward_kernel(
     # Columns are 32 bits wide, and so is what they are compared with.
     place = tl.where(legal, label, 0).to(tl.int32)
     peak = tl.full((), float("-inf"), tl.float32)
+    level = tl.full((), 0.0, tl.float32)
     # One sum a lane: only the maximum has to be known to all of them before the row ends.
     sums = tl.zeros([BLOCK], tl.float32)
-    levels = tl.zeros([BLOCK], tl.float32)
     for chunk in range(CHUNKS):
         x = widen(ahead)
         # The next chunk is under way while this one is worked on.
@@ -62,7 +61,7 @@ def cross_entropy_forward_kernel(
         left = classes - start
         ahead = tl.load(base + start + BLOCK + column, mask=column < left - BLOCK, other=float("-inf"))
         if SMOOTH:
-            levels += x if WHOLE else tl.where(column < left, x, 0.0)
+            level += tl.sum(tl.where(column < left, x, 0.0), axis=0)
         higher = tl.maximum(peak, tl.max(x, axis=0))
         # While all classes so far are -inf, (-inf) - (-inf) must not come up.
         shift = tl.where(higher == float("-inf"), 0.0, higher)
@@ -81,7 +80,7 @@ def cross_entropy_forward_kernel(
     if SMOOTH:
         # torch.compile passes it in fp64.
         part = (tl.full((), 0.0, tl.float32) + smoothing).to(tl.float32)
-        loss += (1.0 - part) * below + part * (peak - tl.sum(levels, axis=0) / classes)
+        loss += (1.0 - part) * below + part * (peak - level / classes)
     else:
         loss += below
     # An illegal label shows.
@@ -144,7 +143,7 @@ def cross_entropy(
         wrap_triton(cross_entropy_forward_kernel)[(rows,)](
             source, target.contiguous(), loss, peak, scale, others,
             classes, source.stride(0), ignore_index, label_smoothing,
-            SMOOTH=label_smoothing != 0.0, PRECISE=logits.dtype == torch.float32, WHOLE=classes % block == 0,
+            SMOOTH=label_smoothing != 0.0, PRECISE=logits.dtype == torch.float32,
             CHUNKS=triton.cdiv(classes, block), BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return loss, peak, scale, others
