@@ -46,8 +46,12 @@ class Compared:
     envelope: Envelope | None
     elementwise: bool = False
 
-    def budget(self) -> torch.Tensor:
-        """Largest legal |target - golden| per element."""
+    def budget(self, tile: int | None = None) -> torch.Tensor:
+        """Largest legal |target - golden| per element.
+
+        Args:
+            tile: columns that share their noise; None: whole rows do.
+        """
         unit = ulp_of(self.golden, self.dtype)
         faithful = FAITHFUL_LOW if is_low(self.dtype) else FAITHFUL_WIDE
         own = (self.reference - self.golden).abs()
@@ -55,12 +59,12 @@ class Compared:
         # Where the reference itself lands further out than its noise draws, it shows what is legal.
         noise = torch.maximum(noise, own / 2 if is_low(self.dtype) else own)
         if not self.elementwise:
-            noise = torch.maximum(noise, self._along_rows(noise))
+            noise = torch.maximum(noise, self._along_rows(noise, tile))
         floor = smallest_normal(self.dtype) if self.dtype in (torch.float32, torch.bfloat16) else 0.0
         return faithful * unit + NOISE_FACTOR * noise + floor
 
-    def _along_rows(self, noise: torch.Tensor) -> torch.Tensor:
-        """Noise of each element's row, at least what is typical for rows of this tensor.
+    def _along_rows(self, noise: torch.Tensor, tile: int | None) -> torch.Tensor:
+        """Noise of each element's row (or its part in one tile), at least what is typical in this tensor.
 
         Elements of a row share their sums, and another legal formula spreads the same error over the row
         in another way: where this formula's noise crosses zero another one's need not. A row's few draws
@@ -69,12 +73,26 @@ class Compared:
         if noise.ndim == 0:
             return noise
         use = self.keep & torch.isfinite(noise)
-        rows = torch.where(use, noise, torch.zeros_like(noise)).square().mean(-1, keepdim=True).sqrt()
-        size = torch.where(use, self.golden, torch.zeros_like(noise)).square().mean(-1, keepdim=True).sqrt()
+        rows = _pooled(torch.where(use, noise, torch.zeros_like(noise)), tile)
+        size = _pooled(torch.where(use, self.golden, torch.zeros_like(noise)), tile)
         relative = (rows / size)[size > 0]
         if relative.numel():
             rows = torch.maximum(rows, size * relative.median())
+        if tile is not None:
+            rows = rows.repeat_interleave(tile, -1)[..., : noise.shape[-1]]
         return rows.expand_as(noise)
+
+
+def _pooled(values: torch.Tensor, tile: int | None) -> torch.Tensor:
+    """Root mean square over the last axis, in blocks of `tile`: [..., 1] or [..., blocks]."""
+    if tile is None:
+        return values.square().mean(-1, keepdim=True).sqrt()
+    length = values.shape[-1]
+    blocks = -(-length // tile)
+    padded = torch.nn.functional.pad(values.square(), (0, blocks * tile - length))
+    counts = torch.full((blocks,), float(tile), dtype=values.dtype, device=values.device)
+    counts[-1] = length - (blocks - 1) * tile
+    return (padded.unflatten(-1, (blocks, tile)).sum(-1) / counts).sqrt()
 
 
 def noise_budget(data: Compared) -> Companion:

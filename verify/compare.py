@@ -9,7 +9,7 @@ import torch
 from bridge.verify.companions import Compared, noise_budget, statistics
 from bridge.verify.envelope import Envelope
 from bridge.verify.gate import Gate, measure
-from bridge.verify.local import error_map, line_gates, worst_elements
+from bridge.verify.local import error_map, line_gates, tile_gate, worst_elements
 from bridge.verify.structure import meta_mismatch, name_of, nonfinite_mismatch
 from bridge.verify.ulp import histogram, round_to
 from bridge.verify.verdict import Companion, Constants, Outcome, TensorVerdict
@@ -38,6 +38,7 @@ def judge_tensor(
     fault: str | None = None,
     exact: bool = False,
     demand_inf: bool = False,
+    tiles: tuple[int, ...] = (),
     brief: bool = False,
 ) -> TensorVerdict:
     """Judge one tensor.
@@ -54,6 +55,7 @@ def judge_tensor(
         fault: a misdeed seen while the target ran; it fails the tensor whatever the numbers.
         exact: no legal implementation can differ from golden in any bit on these inputs.
         demand_inf: infinities must stand where golden has them even if the inputs hold NaN or Inf.
+        tiles: extents seen in the kernel's launches.
         brief: leave out histogram, map and worst elements.
     """
     reference, target, golden = trio.reference, trio.target, trio.golden
@@ -98,7 +100,7 @@ def judge_tensor(
     gate = measure(
         wide.golden, wide.reference, wide.target, dtype=wide.dtype, constants=constants, keep=wide.keep
     )
-    companions = _companions(wide, constants)
+    companions = _companions(wide, constants, tiles)
     if exact and bool((wide.reference == wide.golden).all()):
         companions["exact integers"] = _bit_for_bit(wide)
     verdict, reason, companions = _decide(gate, companions, structure, fault)
@@ -171,9 +173,10 @@ def _bit_for_bit(data: Compared) -> Companion:
     )
 
 
-def _companions(data: Compared, constants: Constants) -> dict[str, Companion]:
+def _companions(data: Compared, constants: Constants, tiles: tuple[int, ...]) -> dict[str, Companion]:
     found = {"noise budget": noise_budget(data)}
     found |= line_gates(data, constants)
+    found |= tile_gate(data, constants, tiles)
     found |= statistics(data)
     return found
 

@@ -1,4 +1,4 @@
-"""The stated gate once more on every row and every column, so that a small one cannot hide.
+"""The stated gate once more on every row, column and tile, so that a small one cannot hide.
 
 A line's own reference error can be lucky, so the allowance is the larger of the line's threshold and
 its worst element's noise budget; a line whose reference is itself off by more than the validity limit
@@ -58,6 +58,50 @@ def _lines(data: Compared, constants: Constants, *, dim: int, word: str) -> Comp
         if over
         else f"worst {word} {line}",
     )
+
+
+def tile_gate(data: Compared, constants: Constants, tiles: tuple[int, ...]) -> dict[str, Companion]:
+    """The gate on every block of the extents seen in the kernel's launches; {} where there is one block only.
+
+    Noise is pooled within a row's part of the tile and not over the row: a quiet tile beside loud ones is
+    held to its own size.
+
+    Args:
+        tiles: integer constexprs of the launches; the largest that cuts an axis counts for it.
+    """
+    rows, cols = as_matrix(data.golden).shape
+    high = max((t for t in tiles if t < rows), default=rows)
+    wide = max((t for t in tiles if t < cols), default=cols)
+    if (high, wide) == (rows, cols) or not data.golden.numel():
+        return {}
+
+    def worst(values: torch.Tensor) -> torch.Tensor:
+        matrix = torch.where(as_matrix(data.keep), as_matrix(values).abs(), 0.0)
+        return block_max(matrix, high, wide)
+
+    floor = worst(round_to(data.golden, data.dtype) - data.golden).clamp_min(constants.project_atol)
+    threshold = constants.fudge_factor * worst(data.reference - data.golden) + floor
+    allowed = torch.maximum(threshold, worst(data.budget(wide)))
+    ratio = worst(data.target - data.golden) / allowed.clamp_min(torch.finfo(torch.float64).tiny)
+    at = int(ratio.argmax())
+    value, over = float(ratio.reshape(-1)[at]), int((ratio > 1).sum())
+    place = f"worst tile ({at // ratio.shape[1]}, {at % ratio.shape[1]}) of {high} x {wide}"
+    return {
+        "tile gate": Companion(
+            value=value,
+            limit=1.0,
+            passed=value <= 1.0,
+            detail=f"{over} of {ratio.numel()} tiles over, {place}" if over else place,
+        )
+    }
+
+
+def block_max(matrix: torch.Tensor, high: int, wide: int) -> torch.Tensor:
+    """Largest value of each `high` x `wide` block of a non-negative matrix."""
+    rows, cols = matrix.shape
+    down, across = -(-rows // high), -(-cols // wide)
+    padded = torch.nn.functional.pad(matrix, (0, across * wide - cols, 0, down * high - rows))
+    return padded.reshape(down, high, across, wide).amax((1, 3))
 
 
 def error_map(data: Compared, threshold: float) -> ErrorMap:
