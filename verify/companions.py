@@ -92,7 +92,8 @@ def _pooled(values: torch.Tensor, tile: int | None) -> torch.Tensor:
     padded = torch.nn.functional.pad(values.square(), (0, blocks * tile - length))
     counts = torch.full((blocks,), float(tile), dtype=values.dtype, device=values.device)
     counts[-1] = length - (blocks - 1) * tile
-    return (padded.unflatten(-1, (blocks, tile)).sum(-1) / counts).sqrt()
+    cut = padded.reshape(*values.shape[:-1], blocks, tile)
+    return torch.sqrt(cut.sum(-1) / counts)
 
 
 def noise_budget(data: Compared) -> Companion:
