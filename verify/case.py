@@ -34,3 +34,4 @@ class Case:
     grad_outputs: tuple[torch.Tensor, ...] = ()
     recorded: Recorded | None = None
     notes: tuple[str, ...] = field(default=())
+    configs: bool = False  #: every autotune configuration of the target is judged on this case

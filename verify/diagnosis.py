@@ -11,6 +11,7 @@ import torch
 from bridge.verify.case import Case
 from bridge.verify.envelope import Envelope
 from bridge.verify.execute import Result, run_target
+from bridge.verify.nearby import far_case, near_result
 from bridge.verify.place import where_it_sits
 from bridge.verify.spec import KernelSpec
 from bridge.verify.trace import record
@@ -137,12 +138,12 @@ def _reads_unwritten(spec: KernelSpec, failing: Sequence[Evidence]) -> tuple[str
         if not broken or not e.target.watched or max(t.numel() for t in e.case.inputs) > _LARGEST:
             continue
         try:
-            clean = run_target(spec, e.case, fill=0.0)
+            clean = run_target(spec, far_case(e.case, e.target.device), fill=0.0)
         except Exception:  # the poisoned run went through; what another fill upsets says nothing here
             continue
         if isinstance(clean, str):
             continue
-        now = clean.named()
+        now = near_result(clean, e.case).named()
         cured = [n for n in broken if (got := now.get(n)) is not None and not bool(torch.isnan(got).any())]
         if cured:
             return (

@@ -30,6 +30,8 @@ class Result:
     owners: dict[str, int] = field(default_factory=dict)  #: address of the memory each gradient came in
     kernels: tuple[str, ...] = ()
     tiles: tuple[int, ...] = ()
+    autotuned: bool = False  #: an autotuner chose among configurations
+    device: str = ""  #: where `run_target` ran it
     watched: bool = False  #: made by `run_target`, so it can be made again
 
     def named(self) -> dict[str, torch.Tensor | None]:
@@ -177,6 +179,8 @@ def run_target(
     if isinstance(result, str):
         return result
     result.kernels, result.tiles, result.watched = tuple(seen.kernels), seen.tiles(), True
+    result.autotuned = bool(seen.tuners)
+    result.device = str(inputs[0].device) if inputs else "cpu"
     _blame_writes(spec, case, inputs, upstream, result)
     if twice and any("was written to" in text for text in result.faults.values()):
         # A kept graph makes autograd copy what it returns; a plain run shows which result sits in the victim.

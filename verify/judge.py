@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from bridge.errors import KernelError, NothingJudgedError
+from bridge.verify.autotune import each_config
 from bridge.verify.case import Case
 from bridge.verify.compare import Trio, judge_tensor
 from bridge.verify.conditioning import condition_of, terms_of, two_orders
@@ -21,7 +22,7 @@ from bridge.verify.exact import FAMILY as EXACT
 from bridge.verify.exact import exact_tensors
 from bridge.verify.execute import Result, run, run_target, same_bits, tensor_names
 from bridge.verify.golden import run_golden
-from bridge.verify.nearby import beside, near_case, near_result
+from bridge.verify.nearby import beside, far_case, near_case, near_result
 from bridge.verify.options import Options
 from bridge.verify.plan import OWN_FAMILIES
 from bridge.verify.power import measure_power
@@ -221,6 +222,8 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
             ties = unstable_elements(spec, case, golden, seed=options.seed)
             if any(bool(mask.any()) for mask in ties.values()):
                 judged.tensors = _judge_tensors(spec, case, golden, reference, target, noise, constants, ties)
+        if (case.configs or case.family == "captured") and not options.recorded and target.autotuned:
+            _judge_configs(spec, case, judged, (golden, reference, noise), constants, target.device)
         judged.tensors = [_conditioned(spec, case, t) for t in judged.tensors]
         if case.family == EVERY:
             judged.record = _zeros_noted(judged.record, reference, target)
@@ -278,6 +281,35 @@ def _judge_tensors(
     ]
 
 
+def _judge_configs(
+    spec: KernelSpec,
+    case: Case,
+    judged: JudgedCase,
+    right: tuple[Result, Result, dict[str, Envelope]],
+    constants: Constants,
+    device: str,
+) -> None:
+    """Judge every autotune configuration alone; what each gives stands beside the tuned result."""
+    golden, reference, noise = right
+    tried = []
+    for words, made in each_config(spec, far_case(case, device)):
+        tried.append(words)
+        if isinstance(made, Exception):
+            judged.record = _noted(judged.record, f"{words} raised {type(made).__name__}: {made}"[:200])
+            continue
+        found = (
+            [_structural(name, case, made, reference) for name in tensor_names(spec)]
+            if isinstance(made, str)
+            else _judge_tensors(spec, case, golden, reference, near_result(made, case), noise, constants)
+        )
+        judged.tensors += [msgspec.structs.replace(t, reason=f"{words}: {t.reason}") for t in found]
+    judged.record = _noted(judged.record, f"autotune: {len(tried)} configurations, each judged alone")
+
+
+def _noted(record: CaseRecord, text: str) -> CaseRecord:
+    return msgspec.structs.replace(record, notes=(*record.notes, text))
+
+
 def _rows_with_nan(case: Case, like: torch.Tensor | None) -> torch.Tensor | None:
     """Elements of a result shaped as an input (or as its rows) in whose row that input holds NaN."""
     for tensor in case.inputs:
@@ -293,14 +325,15 @@ def _rows_with_nan(case: Case, like: torch.Tensor | None) -> torch.Tensor | None
 
 def _zeros_noted(record: CaseRecord, reference: Result, target: Result) -> CaseRecord:
     """Say where zeros have another sign than the reference's: equal numbers, so no failure, but no secret."""
-    eager, notes = reference.named(), list(record.notes)
+    eager = reference.named()
     for name, got in target.named().items():
         want = eager.get(name)
         if got is not None and want is not None and got.shape == want.shape and got.is_floating_point():
             count = zero_signs(want, got)
             if count:
-                notes.append(f"sign of zero: {count} zeros of {name} have another sign than the reference's")
-    return msgspec.structs.replace(record, notes=tuple(notes))
+                text = f"sign of zero: {count} zeros of {name} have another sign than the reference's"
+                record = _noted(record, text)
+    return record
 
 
 def _conditioned(spec: KernelSpec, case: Case, verdict: TensorVerdict) -> TensorVerdict:

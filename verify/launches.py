@@ -28,6 +28,7 @@ class Seen:
     kernels: list[str] = field(default_factory=list)
     constexprs: dict[str, set[int]] = field(default_factory=dict)  #: "kernel.NAME" -> values
     launches: int = 0
+    tuners: list[Any] = field(default_factory=list)  #: Triton autotuners with more than one configuration
 
     def tiles(self) -> tuple[int, ...]:
         """Sizes that look like tile extents: integer constexprs of at least 2, ascending."""
@@ -58,7 +59,8 @@ def watch() -> Iterator[Seen]:
     undo: list[tuple[type, Callable[..., Any]]] = []
     for cls in _launchers():
         undo.append((cls, cls.run))
-        cls.run = _wrapped(cls.run, seen)
+        wrap = _tuned if cls.__name__ == "Autotuner" else _wrapped
+        cls.run = wrap(cls.run, seen)
     try:
         with _CustomOps(seen):
             yield seen
@@ -71,10 +73,11 @@ def _launchers() -> list[Any]:
     # Nobody can have defined a kernel while triton was never imported, so it is not imported here.
     if "triton" not in sys.modules:
         return []
+    from triton.runtime.autotuner import Autotuner
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-    return [JITFunction, InterpretedFunction]
+    return [JITFunction, InterpretedFunction, Autotuner]
 
 
 def _wrapped(run: Callable[..., Any], seen: Seen) -> Callable[..., Any]:
@@ -82,6 +85,27 @@ def _wrapped(run: Callable[..., Any], seen: Seen) -> Callable[..., Any]:
         if not kwargs.get("warmup"):
             _note(self, args, kwargs, seen)
         return run(self, *args, **kwargs)
+
+    return recorded
+
+
+def _tuned(run: Callable[..., Any], seen: Seen) -> Callable[..., Any]:
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(self.configs) < 2:
+            return run(self, *args, **kwargs)
+        if not any(known is self for known in seen.tuners):
+            seen.tuners.append(self)
+        from triton import knobs
+
+        if not knobs.runtime.interpret:
+            return run(self, *args, **kwargs)
+        # The interpreter has no clock to tune by and raises; the first configuration is as good as any.
+        configs = self.configs
+        self.configs = configs[:1]
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            self.configs = configs
 
     return recorded
 

@@ -33,8 +33,19 @@ def near_case(case: Case) -> Case:
         return case
     return dataclasses.replace(
         case,
-        inputs=tuple(_host(t) for t in case.inputs),
-        grad_outputs=tuple(_host(t) for t in case.grad_outputs),
+        inputs=tuple(_moved(t, "cpu") for t in case.inputs),
+        grad_outputs=tuple(_moved(t, "cpu") for t in case.grad_outputs),
+    )
+
+
+def far_case(case: Case, device: str) -> Case:
+    """The case with its tensors on `device`, where the target ran; the case itself when they are there."""
+    if not case.inputs or str(case.inputs[0].device) == device:
+        return case
+    return dataclasses.replace(
+        case,
+        inputs=tuple(_moved(t, device) for t in case.inputs),
+        grad_outputs=tuple(_moved(t, device) for t in case.grad_outputs),
     )
 
 
@@ -50,7 +61,7 @@ def near_result(result: Result, case: Case) -> Result:
     )
 
 
-def _host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host with the same sizes, strides, offset and surroundings."""
-    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage()).cpu()
+def _moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """A copy on `device` with the same sizes, strides, offset and surroundings."""
+    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage()).to(device)
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,6 +59,7 @@ def plan_cases(
     cases: list[Case] = []
     for dtype in chosen:
         declared = [maker.case(shape, dtype, "declared") for shape in spec.shapes]
+        declared[0] = replace(declared[0], configs=True)
         cases += declared
         if options.sweeps:
             tiles = observe_tiles(spec, declared) if tiles is None else tiles
