@@ -29,11 +29,18 @@ def known_sites(ops: Sequence[str], say: Callable[[str], None]) -> dict[str, tup
     return found
 
 
+#: torch's own optimizer steps: the whole model and its state, four times its size.
+_ON_REQUEST = ("aten::_fused_adam", "aten::_foreach_")
+
+
 def expand(ops: Sequence[str], sites: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Replace kernel names by their sites; every other entry is a glob and stays. No ops: every kernel."""
+    """Replace kernel names by their sites; every other entry is a glob and stays.
+
+    No ops: every kernel, but for steps of torch's own optimizers, which are kept when asked for.
+    """
     wanted: Iterable[str] = ops or sites
     patterns = [pattern for op in wanted for pattern in sites.get(op, (op,))]
-    return tuple(dict.fromkeys(patterns))
+    return tuple(dict.fromkeys(p for p in patterns if ops or not p.startswith(_ON_REQUEST)))
 
 
 def looks_unknown(op: str, names: Iterable[str]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from bridge.capture.record import Call, TensorRecord
 from bridge.errors import SpecError, UsageError
 from bridge.verify import sites
 from bridge.verify.case import Case, Recorded
+from bridge.verify.items import items
 from bridge.verify.match import bind_attrs, describe, match_inputs
 from bridge.verify.spec import KernelSpec
 
@@ -29,6 +30,7 @@ class CapturedCall:
     inputs: Mapping[str, torch.Tensor]
     params: Mapping[str, torch.Tensor]
     attrs: Mapping[str, Any]
+    outputs: Mapping[str, torch.Tensor] = field(default_factory=dict)  #: those that were stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,8 @@ def bind_cases(
         UsageError: no call matches, none was stored, or none has a shape and dtype that the spec declares.
         SpecError: names and order do not say which tensor is which input, and the spec has no `bind`.
     """
-    ranked = sites.rank(sites.find_calls(capture, spec, op=op))
+    calls = sites.find_calls(capture, spec, op=op)
+    ranked = sites.rank([part for call in calls for part in items(call)] if spec.per_item else calls)
     if not ranked.calls:
         raise UsageError(
             f"capture {capture.path} holds calls of {op or spec.name} but not their tensors "
@@ -119,15 +122,19 @@ def _bind(capture: Capture, call: Call, spec: KernelSpec, *, seed: int, device: 
     notes: list[str] = []
     loaded = _to_device(capture.tensors(call), device)
     if spec.bind is not None:
-        inputs, attrs = _bind_by_spec(spec, call, loaded)
+        inputs, attrs, written = _bind_by_spec(spec, call, loaded)
         records = _records_of(inputs, spec, call, loaded)
     else:
         records = match_inputs(call, spec)
         inputs = tuple(loaded[_slot(records[name], call)] for name in spec.inputs)
-        attrs = {}
-    attrs = {**bind_attrs(call, spec, notes), **attrs}
+        attrs, written = {}, {}
+    attrs = {**bind_attrs(call, spec, notes, known=attrs), **attrs}
     recorded = _recorded(call, spec, records, loaded)
     outputs = [(output.shape, getattr(torch, output.dtype)) for output in call.outputs[: len(spec.outputs)]]
+    if written:
+        recorded = Recorded(outputs=written, grads=recorded.grads if recorded is not None else {})
+        if len(written) == len(spec.outputs):
+            outputs = [(tuple(written[name].shape), written[name].dtype) for name in spec.outputs]
     if spec.bind is not None and (made := _made_outputs(spec, inputs, attrs)) != outputs:
         # A kernel may sit inside the module: what that returned, and its gradient, are not the kernel's.
         recorded, outputs = None, made
@@ -194,14 +201,22 @@ def _to_device(tensors: Mapping[str, torch.Tensor], device: str) -> dict[str, to
 
 def _bind_by_spec(
     spec: KernelSpec, call: Call, loaded: Mapping[str, torch.Tensor]
-) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-    """Ask `spec.bind`, which returns a mapping by name, the inputs in order, or (inputs, attrs)."""
+) -> tuple[tuple[torch.Tensor, ...], dict[str, Any], dict[str, torch.Tensor]]:
+    """Ask `spec.bind`, which returns a mapping by name, the inputs in order, or (inputs, attrs).
+
+    Returns inputs, attrs, and the recorded outputs that a mapping names.
+    """
     assert spec.bind is not None
     view = CapturedCall(
         call=call,
         inputs={record.name: loaded[f"inputs/{record.name}"] for record in call.inputs},
         params={record.name: loaded[f"params/{record.name}"] for record in call.params},
         attrs=call.attrs,
+        outputs={
+            record.name: loaded[f"outputs/{record.name}"]
+            for record in call.outputs
+            if f"outputs/{record.name}" in loaded
+        },
     )
     try:
         result = spec.bind(view)
@@ -211,10 +226,13 @@ def _bind_by_spec(
             f"on {call.key} ({describe(call)})"
         ) from error
     attrs: dict[str, Any] = {}
+    written: dict[str, torch.Tensor] = {}
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
         result, attrs = result[0], dict(result[1])
     if isinstance(result, Mapping):
-        attrs.update({name: value for name, value in result.items() if name not in spec.inputs})
+        own = (*spec.inputs, *spec.outputs)
+        attrs.update({name: value for name, value in result.items() if name not in own})
+        written = {name: result[name] for name in spec.outputs if name in result and name not in spec.inputs}
         result = tuple(result.get(name) for name in spec.inputs)
     values = tuple(result) if isinstance(result, tuple | list) else (result,)
     if len(values) != len(spec.inputs) or not all(isinstance(value, torch.Tensor) for value in values):
@@ -224,8 +242,10 @@ def _bind_by_spec(
         )
     unknown = set(attrs) - set(spec.attrs)
     if unknown:
-        raise SpecError(f"KernelSpec {spec.name}: `bind` returned {sorted(unknown)}, not in inputs or attrs")
-    return values, attrs
+        raise SpecError(
+            f"KernelSpec {spec.name}: `bind` returned {sorted(unknown)}, not in inputs, attrs or outputs"
+        )
+    return values, attrs, written
 
 
 def _records_of(

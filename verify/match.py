@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from bridge.capture.record import Call, TensorRecord
@@ -72,10 +73,17 @@ def describe(call: Call) -> str:
     return ", ".join(parts) or "no tensors"
 
 
-def bind_attrs(call: Call, spec: KernelSpec, notes: list[str]) -> dict[str, Any]:
-    """The run's values for the spec's attrs; where it recorded none, the spec's own, with a note."""
+def bind_attrs(
+    call: Call, spec: KernelSpec, notes: list[str], *, known: Collection[str] = ()
+) -> dict[str, Any]:
+    """The run's values for the spec's attrs; where it recorded none, the spec's own, with a note.
+
+    Those that are `known` are left out.
+    """
     values: dict[str, Any] = {}
     for name, default in spec.attrs.items():
+        if name in known:
+            continue
         for key in (name, *_ALIASES.get(name, ())):
             if key in call.attrs:
                 values[name] = call.attrs[key]

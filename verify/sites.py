@@ -29,7 +29,7 @@ class Ranked:
 
 
 def find_calls(capture: Capture, spec: KernelSpec, *, op: str | None = None) -> tuple[Call, ...]:
-    """Forward calls of the spec's sites; the outermost where one site runs inside another.
+    """Forward and optimizer calls of the spec's sites; the outermost where one site runs inside another.
 
     Args:
         op: what the user asked for; when it is not the spec's own name it may be a glob over keys, ops,
@@ -41,23 +41,22 @@ def find_calls(capture: Capture, spec: KernelSpec, *, op: str | None = None) -> 
     every = capture.calls
     picked: list[Call] = []
     if op is not None and op != spec.name:
-        picked = [call for call in capture.find(op) if _is_forward(call)]
+        picked = [call for call in capture.find(op) if _is_judged(call)]
         if not picked:
             raise UsageError(_not_found(every, op, (op,), capture))
     else:
         wanted = spec.sites or (spec.name,)
-        picked = [
-            call for call in every if _is_forward(call) and any(_matches(call, site) for site in wanted)
-        ]
+        picked = [call for call in every if _is_judged(call) and any(_matches(call, site) for site in wanted)]
     if not picked and spec.sites:
-        picked = [call for call in every if _is_forward(call) and _matches(call, spec.name)]
+        picked = [call for call in every if _is_judged(call) and _matches(call, spec.name)]
     if not picked:
         raise UsageError(_not_found(every, spec.name, spec.sites or (spec.name,), capture))
     return _outermost(picked, every)
 
 
-def _is_forward(call: Call) -> bool:
-    return call.phase == "forward"
+def _is_judged(call: Call) -> bool:
+    """A backward is judged with its forward, a recomputation repeats one; an optimizer step is its own."""
+    return call.phase in ("forward", "optimizer")
 
 
 def _matches(call: Call, site: str) -> bool:
@@ -93,8 +92,8 @@ def _not_found(every: Iterable[Call], name: str, wanted: Sequence[str], capture:
     held = sorted({call.op for call in every if not (call.kind == "op" and call.op.startswith(_TORCH_OPS))})
     hint = near_misses(wanted[0], held) if held else "it holds no module calls, custom ops or Triton launches"
     return (
-        f"capture {capture.path} has no forward call of {' | '.join(wanted)} (op {name}); {hint} "
-        "Recapture with --ops, name another site with --op GLOB, or set `sites` in the KernelSpec"
+        f"capture {capture.path} has no forward or optimizer call of {' | '.join(wanted)} (op {name}); "
+        f"{hint} Recapture with --ops, name another site with --op GLOB, or set `sites` in the KernelSpec"
     )
 
 

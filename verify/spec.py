@@ -36,6 +36,7 @@ class KernelSpec:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     sites: tuple[str, ...] = ()
     bind: Callable[..., Any] | None = None
+    per_item: bool = False
     adversarial: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     per_term: Callable[..., Any] | None = None
     faults: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -62,6 +63,8 @@ def _check(spec: KernelSpec) -> None:
         value = getattr(spec, name)
         if value is not None and not callable(value):
             raise _fail(name, f"must be callable or left out, got {value!r}")
+    if not isinstance(spec.per_item, bool):
+        raise _fail("per_item", f"must be True or False, got {spec.per_item!r}")
     for name in ("inputs", "outputs", "grads", "sites", "dtypes"):
         value = getattr(spec, name)
         if isinstance(value, str) or not all(isinstance(item, str) for item in _sequence(name, value)):

@@ -119,6 +119,32 @@ def _fault_square_in_low_precision(
     return moved, mean, square
 
 
+#: torch's fused step, over the lists of a parameter group.
+_TORCH_STEP = "aten::_fused_adamw_"
+
+
+def bind(call: Any) -> dict[str, Any]:
+    """One parameter of a captured step, ours or torch's fused one, which counts its steps in a tensor.
+
+    Raises:
+        ValueError: the step does what this kernel does not.
+    """
+    if call.call.kind == "launch":
+        raise ValueError("a launch does not say lr and step; capture a step that is not compiled")
+    param, grad, exp_avg, exp_avg_sq = (call.inputs[place] for place in "0123")
+    bound = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    if call.call.op.startswith(_TORCH_STEP):
+        extra = [name for name in ("amsgrad", "maximize") if call.attrs.get(name)]
+        extra += [name for name in ("grad_scale", "found_inf") if name in call.inputs]
+        if extra:
+            raise ValueError(f"the step has {', '.join(extra)}, which the kernel has not")
+        bound["step"] = int(call.inputs["5"])
+        if "lr" in call.inputs:
+            bound["lr"] = float(call.inputs["lr"])
+    written = {"new_param": "0", "new_exp_avg": "2", "new_exp_avg_sq": "3"}
+    return bound | {name: call.outputs[place] for name, place in written.items() if place in call.outputs}
+
+
 SPEC = KernelSpec(
     name="adamw",
     reference=reference,
@@ -129,10 +155,12 @@ SPEC = KernelSpec(
     attrs={"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1, "step": 10},
     outputs=("new_param", "new_exp_avg", "new_exp_avg_sq"),
     kind="elementwise",
-    # One below, at and above a block of 1024 elements, several blocks, and the smallest size.
-    shapes=((64, 256), (33, 31), (32, 32), (25, 41), (7, 129), (1, 1)),
+    # One below, at and above a block of 1024 elements, several blocks, a vector, and the smallest size.
+    shapes=((64, 256), (33, 31), (32, 32), (25, 41), (7, 129), (1025,), (1, 1)),
     dtypes=("bfloat16", "float16", "float32"),
-    sites=("bridge::adamw_step", "adamw_step_kernel"),
+    sites=("bridge::adamw_step", _TORCH_STEP, "adamw_step_kernel"),
+    bind=bind,
+    per_item=True,
     adversarial={"quiet gradients": quiet, "loud gradients": loud, "fresh state": fresh_state},
     faults={
         "L2 penalty in place of decoupled decay": _fault_l2_decay,

@@ -86,7 +86,7 @@ def test_an_override_is_judged_without_a_spec(demo_run: Path, tmp_path: Path) ->
 def test_what_the_capture_lacks_is_said_in_one_line(demo_run: Path, tmp_path: Path) -> None:
     for arguments, expected in (
         (("--op", "ofset_rmsnorm"), "did you mean offset_rmsnorm"),
-        (("--op", "layer_norm"), "has no forward call of"),
+        (("--op", "layer_norm"), "has no forward or optimizer call of"),
     ):
         done = bridge_command("verify", *arguments, "--from", demo_run / "capture", cwd=tmp_path)
         assert done.returncode == 2
