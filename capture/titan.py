@@ -16,7 +16,7 @@ import contextlib
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -117,6 +117,58 @@ def run_titan(
             flags=notes,
         )
         _drive(build, config, recorder, facts, stop=stop)
+
+
+def checkpoint_steps(train: TrainConfig, config_path: str | None) -> tuple[Path, tuple[int, ...]] | None:
+    """Folder and steps of the checkpoints that this run would resume from; None: it loads none.
+
+    Raises ConfigError as `run_titan` does.
+    """
+    config = _config_of(train, config_path)
+    if not get_setting(config, "checkpoint.enable", False):
+        return None
+    folder = Path(get_setting(config, "dump_folder", ".")) / get_setting(config, "checkpoint.folder", "")
+    named = [path.parent.name.removeprefix("step-") for path in folder.glob("step-*/.metadata")]
+    return folder, tuple(sorted(int(step) for step in named if step.isdigit()))
+
+
+def clashing_overrides(
+    train: TrainConfig, config_path: str | None, present: Sequence[Any], wanted: Sequence[str]
+) -> tuple[tuple[Any, str], ...]:
+    """Pairs of a present and a wanted override that torchtitan refuses to apply together.
+
+    One that fails by itself is no clash: the run says so.
+    """
+    from torchtitan.config.override import OverrideConfig, apply_overrides
+
+    def refused(*imports: Any) -> bool:
+        config = _config_of(train, config_path)
+        listed = [item if isinstance(item, str) else (item[0], dict(item[1])) for item in imports]
+        with import_paths(config_path):
+            try:
+                apply_overrides(OverrideConfig(imports=listed), config)
+            except (ValueError, TypeError, ImportError, AttributeError):
+                return True
+        return False
+
+    alone = [item for item in wanted if not refused(item)]
+    return tuple(
+        (item, other)
+        for item in present
+        if not refused(item)
+        for other in alone
+        if item != other and refused(item, other)
+    )
+
+
+def _config_of(train: TrainConfig, config_path: str | None) -> Any:
+    """The settled config of a run, without running it."""
+    with import_paths(config_path):
+        if train.job is not None:
+            return _load_job(train)
+        config = _load_registry(train)
+        apply_settings(config, train.set)
+    return config
 
 
 def _drive(build: Any, config: Any, recorder: StepRecorder, facts: RunFacts, *, stop: bool) -> None:

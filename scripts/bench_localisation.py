@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -22,21 +23,26 @@ from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import msgspec
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from localisation_faults import Change, Plant, faults, legal
+from localisation_change import Change, Plant
+from localisation_faults import faults, legal
+from localisation_kernels import kernel_faults, kernel_legal
+from localisation_ranks import rank_faults, rank_legal, run_ranks
 
 from bridge.capture import capture_run
 from bridge.capture.steps import StepRecorder
 from bridge.config import BridgeConfig, TrainConfig
 from bridge.verify.diff import diff_captures
 from bridge.verify.diff_document import DiffDocument
+from bridge.verify.runs import Run, load_run
 
-#: The demo run on eager norms: kernels in the interpreter would only make it slow.
-CONFIG = BridgeConfig(
-    train=TrainConfig(module="bridge.demo", config="offset_decoder", set={"training.steps": 100})
-)
+
+def all_changes() -> list[Change]:
+    """Every planted change: faults, then legal ones."""
+    return [*faults(), *kernel_faults(), *rank_faults(), *legal(), *kernel_legal(), *rank_legal()]
 
 
 @contextlib.contextmanager
@@ -56,26 +62,62 @@ def planted(plants: list[Plant]) -> Iterator[None]:
         StepRecorder.attach = plain  # type: ignore[method-assign]
 
 
-def capture(
-    out: Path, plants: list[Plant], settings: dict[str, Any], *, threads: int = 1, step: int = 1
-) -> Path:
-    """Capture one step with all tensors."""
-    torch.set_num_threads(threads)
-    with planted(plants):
-        capture_run(CONFIG, step=step, out=out, ops=["*"], tensors="all", force=True, settings=settings)
-    torch.set_num_threads(1)
-    return out
-
-
-def pair(change: Change, folder: Path) -> tuple[Path, Path]:
-    """Captures of baseline and candidate."""
+def capture_side(change: Change, side: str, out: Path) -> None:
+    """Capture the first step of one side of a change, with all tensors, in this process."""
     base = [change.base] if change.base else []
-    baseline = folder / ("shared" if not base and not change.base_settings else "baseline")
-    if baseline.name == "baseline" or not baseline.exists():
-        capture(baseline, base, change.base_settings)
-    plants = [change.plant] if change.plant else base
-    settings = {**change.base_settings, **change.settings}
-    return baseline, capture(folder / "candidate", plants, settings, threads=change.threads)
+    plants, settings = base, dict(change.base_settings)
+    if side == "candidate":
+        plants = [change.plant] if change.plant else base
+        settings.update(change.settings)
+    module, _, function = change.config.partition(":")
+    config = BridgeConfig(
+        train=TrainConfig(module=module, config=function, set={"training.steps": 100, **settings})
+    )
+    torch.set_num_threads(change.threads if side == "candidate" else 1)
+    with planted(plants):
+        capture_run(config, step=1, out=out, ops=["*"], tensors="all", force=True)
+    torch.set_num_threads(1)
+
+
+def ranks_of(change: Change, side: str) -> int:
+    """Processes of one side of a change."""
+    return change.ranks if side == "candidate" or not change.base_ranks else change.base_ranks
+
+
+def capture_ranks(changes: list[Change], folder: Path) -> None:
+    """Capture, for all changes at once, the sides that need several processes."""
+    jobs: dict[int, list[tuple[str, str, Path]]] = {}
+    for number, change in enumerate(changes):
+        for side in ("baseline", "candidate"):
+            if ranks_of(change, side) > 1 and not change.missing():
+                job = change.name, side, folder / f"{side}-{number}"
+                jobs.setdefault(ranks_of(change, side), []).append(job)
+    for ranks, listed in jobs.items():
+        run_ranks(listed, ranks)
+
+
+def pair(change: Change, folder: Path, number: int) -> tuple[Path, Path]:
+    """Captures of baseline and candidate; the baseline of plain runs is made once."""
+    plain = not change.base and not change.base_settings
+    sides = []
+    for side in ("baseline", "candidate"):
+        out = folder / f"{side}-{number}"
+        if ranks_of(change, side) == 1:
+            if plain and side == "baseline":
+                out = folder / change.config.replace(":", ".")
+            if not out.exists():
+                capture_side(change, side, out)
+        sides.append(out)
+    return sides[0], sides[1]
+
+
+def without_tensors(run: Run) -> Run:
+    """What `bridge capture --tensors none` would have left: no gradients of modules either."""
+    calls = [
+        msgspec.structs.replace(call, grad_inputs=(), grad_outputs=()) if call.kind == "module" else call
+        for call in run.calls
+    ]
+    return Run(label=run.label, path=run.path, calls=calls, manifest=run.manifest)
 
 
 def found(change: Change, document: DiffDocument) -> tuple[bool, str]:
@@ -98,15 +140,25 @@ def run(
     """One row a change."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for change in changes:
+        capture_ranks(changes, Path(folder))
+        for number, change in enumerate(changes):
+            missing = change.missing()
+            if missing:
+                print(f"skipped {change.name}: {missing}", file=sys.stderr)
+                continue
             begun = time.perf_counter()
-            a, b = pair(change, Path(folder))
+            a, b = pair(change, Path(folder), number)
             row: dict[str, Any] = {"name": change.name, "kind": "fault" if change.where else "legal"}
             for how in ("digests",) if digests_only else ("tensors", "digests"):
-                document = diff_captures(a, b, replay=how == "tensors", allow_mismatch=True)
+                sides = (load_run(a, "A"), load_run(b, "B"))
+                if how == "digests":
+                    sides = (without_tensors(sides[0]), without_tensors(sides[1]))
+                document = diff_captures(*sides, allow_mismatch=True)
                 row[how], row[f"{how}_suspect"] = found(change, document)
                 if change.where and document.suspects:
                     row["reason"] = document.suspects[0].reason
+            if b.name.startswith("candidate"):
+                shutil.rmtree(b)
             row["seconds"] = round(time.perf_counter() - begun, 2)
             rows.append(row)
             if each is not None:
@@ -145,7 +197,7 @@ def main() -> int:
     parser.add_argument("--digests", action="store_true", help="from digests alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    changes = [change for change in (*faults(), *legal()) if options.only in change.name]
+    changes = [change for change in all_changes() if options.only in change.name]
     rows = run(changes, digests_only=options.digests, each=None if options.json else show)
     figures = summary(rows)
     print(json.dumps({**figures, "rows": rows}) if options.json else figures)

@@ -1,81 +1,21 @@
 """What bench_localisation plants into the demo run: faults, each with the module it is in, and legal changes.
 
-Every entry changes a model after it was built, or a setting of the run. A fault's `where` is the module (FQN
-prefix) or the op that the first suspect must be; legal changes must name no suspect.
+Every entry changes a model after it was built, or a setting of the run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from localisation_change import Change, Plant, after, at, everywhere, weight
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 #: The override that puts this project's kernel in the place of the demo's eager norms.
 KERNEL = "bridge.kernels.offset_rmsnorm.override.offset_rmsnorm"
-
-Plant = Callable[[torch.nn.Module], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One planted change. `base` is applied to both runs, `plant` and `settings` to the candidate."""
-
-    name: str
-    where: tuple[str, ...] = ()
-    plant: Plant | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    base: Plant | None = None
-    base_settings: dict[str, Any] = field(default_factory=dict)
-    threads: int = 1
-
-
-def at(fqn: str, forward: Callable[..., Any]) -> Plant:
-    """Replace one module's forward by `forward(module, *inputs)`."""
-
-    def plant(model: torch.nn.Module) -> None:
-        module = model.get_submodule(fqn)
-        module.forward = lambda *args, **more: forward(module, *args, **more)  # type: ignore[method-assign]
-
-    return plant
-
-
-def everywhere(name: str, forward: Callable[..., Any]) -> Plant:
-    """The same for all modules whose FQN ends in `name`."""
-
-    def plant(model: torch.nn.Module) -> None:
-        for fqn, _ in list(model.named_modules()):
-            if fqn == name or fqn.endswith(f".{name}"):
-                at(fqn, forward)(model)
-
-    return plant
-
-
-def after(fqn: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
-    """Change what one module returns."""
-
-    def plant(model: torch.nn.Module) -> None:
-        module = model.get_submodule(fqn)
-        plain = module.forward
-        module.forward = lambda *args, **more: change(plain(*args, **more))  # type: ignore[method-assign]
-
-    return plant
-
-
-def weight(fqn: str, change: Callable[[torch.Tensor], None]) -> Plant:
-    """Change a parameter in place before the step."""
-
-    def plant(model: torch.nn.Module) -> None:
-        parameter = model.get_submodule(fqn).weight
-        with torch.no_grad():
-            change(parameter.to_local() if hasattr(parameter, "to_local") else parameter)  # type: ignore[operator]
-
-    return plant
 
 
 def norm(module: Any, x: torch.Tensor, *, eps: float = 1e-6, formula: str = "right") -> torch.Tensor:

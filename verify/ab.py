@@ -8,42 +8,31 @@ of the suspects and of the kernels that were swapped in.
 from __future__ import annotations
 
 import fnmatch
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from bridge.config import BridgeConfig, load_config
-from bridge.errors import BridgeError, NothingJudgedError, RunError, UsageError
-from bridge.verify.ab_steps import METRICS
+from bridge.errors import BridgeError, NothingJudgedError, UsageError
+from bridge.verify.ab_probe import OVERRIDES
+from bridge.verify.ab_runs import Say, ask, capture_child, find_steps
+from bridge.verify.ab_sides import (
+    OVERRIDES,
+    Sides,
+    config_step,
+    from_checkpoint,
+    split_sides,
+    without_clashes,
+)
 from bridge.verify.diff import diff_captures
 from bridge.verify.diff_document import DiffDocument, StepTrace, Suspect
 from bridge.verify.registry import known_names, load_spec
 from bridge.verify.runs import load_run
 from bridge.verify.verdict import Verdict
 
-Say = Callable[[str], None]
-
-OVERRIDES = "override.imports"
-#: A step has parted when a figure differs by more than this many times the run-to-run noise ...
-NOISE_FACTOR = 4.0
-#: ... and by more than this, relatively: below it rounding alone moves figures of any run.
-LEAST_DIFFERENCE = 1e-5
 #: Calls of one kernel that are verified.
 MAX_CALLS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sides:
-    """What is set, beyond the config file, in each run."""
-
-    baseline: dict[str, Any]
-    candidate: dict[str, Any]
 
 
 def ab_run(
@@ -80,10 +69,12 @@ def ab_run(
     """
     path, out = Path(config), Path(out)
     loaded = load_config(path)
-    sides = split_sides(loaded, overrides)
     say = say or (lambda text: None)
     traces: tuple[StepTrace, ...] = ()
-    at = step if step is not None else _config_step(loaded)
+    at = step if step is not None else config_step(loaded)
+    sides = arranged(path, loaded, split_sides(loaded, overrides), (find_step and last_step) or at, find_step)
+    for note in sides.notes:
+        say(f"{note.what}: {note.b}: {note.meaning}")
     if find_step:
         traces = find_steps(path, sides, last_step or at, say)
         found = [trace.first_step for trace in traces if trace.first_step is not None]
@@ -109,126 +100,24 @@ def ab_run(
                 capture_child(path, at, folder, settings, ["--tensors", "all", *globs])
         document = diff_captures(*folders, allow_mismatch=True, command=command)
     verdicts = verify_kernels((*dict.fromkeys((*swapped, *kernels)),), folders[1], sweep=sweep, say=say)
+    document = msgspec.structs.replace(document, mismatches=(*document.mismatches, *sides.notes))
     return combine(document, verdicts, traces)
 
 
-def split_sides(config: BridgeConfig, overrides: Sequence[str]) -> Sides:
-    """Settings of both runs: an override that the config already has is taken from the baseline.
+def arranged(path: Path, config: BridgeConfig, sides: Sides, last: int, find_step: bool) -> Sides:
+    """The sides without overrides that exclude each other, starting from a checkpoint where there is one.
 
-    Raises UsageError without any override, or for one that is neither a path nor KEY=VALUE.
+    Asking costs a process that loads torchtitan, so it is asked only where an answer can matter.
     """
-    if not overrides:
-        raise UsageError(
-            "ab needs --override: an override's import path, or KEY=VALUE; without one both runs are one"
-        )
-    base = list(config.train.set.get(OVERRIDES, []))
-    imports, settings = [], {}
-    for item in overrides:
-        if "=" in item:
-            key, _, text = item.partition("=")
-            settings[key.strip()] = _value(text.strip())
-        elif item.replace(".", "").replace("_", "").isalnum() and "." in item:
-            imports.append(item)
-        else:
-            raise UsageError(f"--override takes package.module.function or KEY=VALUE, got {item!r}")
-    baseline: dict[str, Any] = {}
-    candidate: dict[str, Any] = dict(settings)
-    if imports:
-        plain = [item for item in base if item not in imports]
-        baseline[OVERRIDES] = plain
-        candidate[OVERRIDES] = [*plain, *imports]
-    return Sides(baseline=baseline, candidate=candidate)
-
-
-def _value(text: str) -> Any:
-    """A TOML value, or the text itself."""
-    import tomllib
-
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _config_step(config: BridgeConfig) -> int:
-    step = config.capture.step
-    if step is None:
-        return 1
-    if isinstance(step, int) or step.isdigit():
-        return int(step)
-    raise UsageError(f"ab compares one step, and the config says {step!r}; give --step N")
-
-
-def capture_child(config: Path, step: int, out: Path, settings: dict[str, Any], more: Sequence[str]) -> None:
-    """Run `bridge capture` in a child process.
-
-    Raises RunError with the child's last line when it fails.
-    """
-    command = [sys.executable, "-m", "bridge", "capture", "--config", str(config), "--step", str(step)]
-    command += ["--out", str(out), "--force", *more]
-    for key, value in settings.items():
-        command += ["--set", f"{key}={msgspec.json.encode(value).decode()}"]
-    _child(command, out.name)
-
-
-def _child(command: Sequence[str], name: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
-        raise RunError(
-            f"the {name} run failed (exit {done.returncode}): {lines[-1].removeprefix('bridge: error: ')}"
-        )
-
-
-def find_steps(config: Path, sides: Sides, last: int, say: Say) -> tuple[StepTrace, ...]:
-    """Figures of every step of baseline, baseline again, and candidate; where they part."""
-    figures = []
-    with tempfile.TemporaryDirectory() as folder:
-        runs = (("baseline", sides.baseline), ("repeat", sides.baseline), ("candidate", sides.candidate))
-        for name, settings in runs:
-            say(f"{name}: running to step {last} for its figures")
-            file = Path(folder) / f"{name}.json"
-            text = msgspec.json.encode(settings).decode()
-            command = [
-                sys.executable,
-                "-m",
-                "bridge.verify.ab_steps",
-                str(config),
-                str(last),
-                str(file),
-                text,
-            ]
-            _child(command, name)
-            figures.append(msgspec.json.decode(file.read_bytes()))
-    return tuple(trace_of(metric, *figures) for metric in METRICS)
-
-
-def trace_of(
-    metric: str, baseline: dict[str, Any], repeat: dict[str, Any], candidate: dict[str, Any]
-) -> StepTrace:
-    """One metric of the three runs, its noise, and the first step beyond it."""
-    rows = list(zip(baseline[metric], repeat[metric], candidate[metric], strict=False))
-    noise = max((_relative(a, again) for a, again, _ in rows), default=0.0)
-    limit = max(NOISE_FACTOR * noise, LEAST_DIFFERENCE)
-    first = next(
-        (step for step, (a, _, b) in zip(baseline["steps"], rows, strict=False) if _relative(a, b) > limit),
-        None,
-    )
-    return StepTrace(
-        metric=metric,
-        steps=tuple(baseline["steps"][: len(rows)]),
-        baseline=tuple(row[0] for row in rows),
-        repeat=tuple(row[1] for row in rows),
-        candidate=tuple(row[2] for row in rows),
-        noise=noise if noise != float("inf") else None,
-        first_step=first,
-    )
-
-
-def _relative(a: float | None, b: float | None) -> float:
-    if a is None or b is None:
-        return 0.0 if a is b else float("inf")
-    return abs(a - b) / max(abs(a), abs(b), 1e-300)
+    if config.train.module is None:
+        return sides
+    settings = config.train.set
+    clash = bool(sides.wanted) and bool(sides.baseline.get(OVERRIDES))
+    resumes = any(name.startswith("checkpoint.") for name in settings)
+    if not (clash or resumes or find_step):
+        return sides
+    found = ask(path, sides.wanted)
+    return from_checkpoint(without_clashes(sides, found), found, last)
 
 
 def swapped_kernels(baseline: Path, candidate: Path) -> tuple[str, ...]:
@@ -262,6 +151,7 @@ def tensors_wanted(document: DiffDocument, candidate: Path, kernels: Sequence[st
     fused = _fused_modules(document, candidate)
     for module in fused:
         wanted[f"{module}/*"] = None
+        wanted[module] = None  # its gradients: a backward of other ops is compared there
     return tuple(wanted)
 
 

@@ -13,7 +13,13 @@ import numpy as np
 
 from bridge.capture.record import Call
 from bridge.verify.align import Alignment
-from bridge.verify.births import born_findings, differing_arguments, rounding_levels, told_findings
+from bridge.verify.births import (
+    born_findings,
+    differing_arguments,
+    rounding_levels,
+    told_findings,
+    unseen_findings,
+)
 from bridge.verify.columns import (
     GRAD_INPUT,
     KINDS,
@@ -66,6 +72,7 @@ def attribute(a: Columns, b: Columns, divergence: Divergence) -> Attributions:
         *born_findings(a, b, divergence, place_b, arguments, level),
         *told_findings(a, b, divergence, place_b, arguments),
         *gateways(a, b, divergence, place_b, partner_b),
+        *unseen_findings(a, b, divergence, place_b),
     ]
     entered, share, worst, names, batch = entered_findings(a, b, divergence, place_b)
     findings = _not_cleared(a, b, divergence, level, findings)

@@ -17,6 +17,10 @@ from bridge.verify.floors import EPS
 #: its inputs do or, rounding propagated, may do.
 GAIN = 32.0
 
+#: Without a suspect, outputs that differ by more than this, and by GAIN times what the step's coarsest
+#: rounding may do, are no rounding that anybody has explained.
+UNEXPLAINED = 1e-3
+
 _RANDOM = re.compile(r"(dropout|bernoulli|rand|normal_|uniform_|exponential_|multinomial|philox)")
 
 
@@ -109,6 +113,52 @@ def born_findings(
     return found
 
 
+def unseen_findings(a: Columns, b: Columns, divergence: Divergence, place_b: Floats) -> list[Finding]:
+    """Calls of equal inputs whose outputs no digest shows as a whole, but of which later calls read parts.
+
+    A collective returns before its result is there; an optimizer reads the shards of it one by one.
+    """
+    alignment, reads = divergence.alignment, divergence.reads
+    partner = np.full(len(b), -1, np.int64)
+    partner[alignment.b] = np.arange(len(alignment))
+    partner_a = np.full(len(a), -1, np.int64)
+    partner_a[alignment.a] = np.arange(len(alignment))
+    made_a, made_b = a.reads.producer[reads.a], b.reads.producer[reads.b]
+    maker = np.where(made_b >= 0, partner[made_b], -1)
+    maker[maker != np.where(made_a >= 0, partner_a[made_a], -2)] = -1
+    shown = np.zeros(len(alignment), bool)
+    shown[divergence.writes.pair[divergence.writes.comparable & ~_both_void(a, b, divergence)]] = True
+    with np.errstate(invalid="ignore"):
+        differs = reads.comparable & ~reads.equal & (reads.difference > divergence.noise[maker])
+    rows = np.flatnonzero(differs & (maker >= 0))
+    rows = rows[divergence.in_equal[maker[rows]] & ~shown[maker[rows]]]
+    worst: dict[int, int] = {}
+    for row in rows.tolist():
+        pair = int(maker[row])
+        if pair not in worst or reads.difference[row] > reads.difference[worst[pair]]:
+            worst[pair] = row
+    return [
+        Finding(
+            tier=SURE,
+            place=float(place_b[int(alignment.b[pair])]),
+            origin="born",
+            basis="digest",
+            reason=(
+                f"inputs are bit-equal; what {b.calls[int(alignment.b[reads.pair[row]])].key} reads of its "
+                f"output differs by {reads.difference[row]:.2g} of its largest magnitude, rounding explains "
+                f"{divergence.noise[pair]:.2g}"
+            ),
+            pair=pair,
+        )
+        for pair, row in worst.items()
+    ]
+
+
+def _both_void(a: Columns, b: Columns, divergence: Divergence) -> Bools:
+    writes = divergence.writes
+    return np.asarray(a.writes.void[writes.a] & b.writes.void[writes.b])
+
+
 def told_findings(
     a: Columns,
     b: Columns,
@@ -155,6 +205,16 @@ def told_findings(
             )
         )
     return found
+
+
+def unexplained(b: Columns, divergence: Divergence) -> Bools:
+    """Pairs of forward and backward whose outputs, or gradients, are further apart than rounding gets."""
+    phase = b.phase[divergence.alignment.b]
+    inside = (phase != PHASES.index("optimizer")) & (phase != PHASES.index("other"))
+    coarsest = float(divergence.noise[inside & ~divergence.out_equal].max(initial=0.0))
+    with np.errstate(invalid="ignore"):
+        size = np.fmax(divergence.out_difference, divergence.backward)
+        return np.asarray(inside & ~divergence.out_equal & (size > max(UNEXPLAINED, GAIN * coarsest)))
 
 
 def _likely(b: Columns, divergence: Divergence, level: Floats) -> Bools:

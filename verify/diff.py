@@ -298,6 +298,14 @@ def _answer(
             f"{attributions.entered[0]}, by {attributions.entered_worst:.2g}) and no call adds to it; "
             f"`bridge ab --find-step` finds the step where they part"
         )
+    far = int((rows.status == STATUSES.index("differs")).sum())
+    if far:
+        at = rows.first(("differs",))
+        return "INCONCLUSIVE", (
+            f"{far} of {pairs} calls differ by far more than rounding, first "
+            f"{rows.key(a, b, at) if at is not None else ''}, and no call is seen to make the difference"
+            f"{rest}; capture both runs with `--tensors all` for module boundaries and replay"
+        )
     unlike = int((rows.status == STATUSES.index("rounding")).sum())
     if not unlike:
         return "IDENTICAL", f"all {compared} compared tensors of {pairs} calls are bit-equal{rest}"

@@ -9,6 +9,7 @@ import numpy as np
 
 from bridge.capture.record import Call
 from bridge.verify.attribution import Attributions
+from bridge.verify.births import unexplained
 from bridge.verify.columns import KINDS, OUTPUT, PHASES, Bools, Columns, Floats, Ints, Tensors
 from bridge.verify.diff_document import ORIGINS, STATUSES, Attribution, CallTable, Status
 from bridge.verify.divergence import Divergence, execution_order
@@ -81,6 +82,7 @@ def rows_of(a: Columns, b: Columns, divergence: Divergence, attributions: Attrib
     equal = divergence.out_equal & divergence.in_equal
     # Equal outputs of unequal inputs are equal where it counts: nothing is passed on.
     status[attributions.tainted] = STATUSES.index("differs")
+    status[unexplained(b, divergence)] = STATUSES.index("differs")
     status[divergence.out_equal & ~attributions.tainted] = STATUSES.index("equal")
     status[equal & ~attributions.tainted] = STATUSES.index("equal")
     status[~comparable & ~attributions.tainted] = STATUSES.index("incomparable")

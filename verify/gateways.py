@@ -6,10 +6,13 @@ import numpy as np
 
 from bridge.verify.columns import KINDS, Bools, Columns, Floats, Ints, take
 from bridge.verify.divergence import Divergence
-from bridge.verify.finding import SURE, Finding
+from bridge.verify.finding import LIKELY, SURE, Finding
 from bridge.verify.floors import EPS, FUSED_ULPS
 
 _MODULE = KINDS.index("module")
+
+#: As in `births`: growth of a difference that accuses a call by its digests.
+GAIN = 32.0
 
 
 def gateways(
@@ -36,6 +39,26 @@ def gateways(
         left, right = int(made_a[row]), int(made_b[row])
         first_b = _first_alone(b, right, partner_b, known_a) if pair_b[row] == -1 else -1
         first_a = _first_alone(a, left, partner_a, known_b) if pair_a[row] == -1 else -1
+        if first_b < 0 and first_a < 0 and pair_b[row] == -1:
+            size = float(reads.difference[row])
+            inside = _entering(b, right, partner_b, divergence)
+            made = float(np.nan_to_num(divergence.out_difference[pair], nan=np.inf))
+            limit = np.inf if inside is None else GAIN * (float(divergence.noise[pair]) + inside)
+            if size > limit and made > limit:
+                call = b.calls[right]
+                finding = Finding(
+                    tier=LIKELY,
+                    place=float(place_b[right]),
+                    origin="born",
+                    basis="digest",
+                    reason=(
+                        f"what {reader.key} reads of it differs by {size:.2g} of its largest magnitude from "
+                        f"what A's reads, while what comes into it differs by at most {inside:.2g}"
+                    ),
+                    only_b=right,
+                )
+                found.setdefault(("b", right), finding)
+                continue
         if first_b >= 0:
             right, call = first_b, b.calls[first_b]
             finding = Finding(
@@ -60,6 +83,23 @@ def gateways(
             found.setdefault(("a", left), finding)
         elif pair_a[row] >= 0 and pair_b[row] >= 0:
             if divergence.out_equal[pair_a[row]] and divergence.out_equal[pair_b[row]]:
+                over = b.calls[right].mutated and not a.calls[int(alignment.a[pair_b[row]])].mutated
+                if over:
+                    reason = (
+                        f"{b.calls[right].key} writes over its own input in B, which {reader.key} reads "
+                        f"afterwards; A reads the output of {a.calls[left].key} there"
+                    )
+                    at = int(pair_b[row])
+                    finding = Finding(
+                        tier=SURE,
+                        place=float(place_b[right]),
+                        origin="born",
+                        basis="structure",
+                        reason=reason,
+                        pair=at,
+                    )
+                    found.setdefault(("pair", at), finding)
+                    continue
                 reason = f"A reads the output of {a.calls[left].key}, B that of {b.calls[right].key}"
                 finding = Finding(
                     tier=SURE,
@@ -85,6 +125,31 @@ def _beyond_rounding(a: Columns, b: Columns, divergence: Divergence) -> Bools:
 
 def _known_contents(columns: Columns) -> set[int]:
     return {*columns.reads.hash.tolist(), *columns.writes.hash.tolist()} - {0}
+
+
+def _entering(columns: Columns, call: int, partner: Ints, divergence: Divergence) -> float | None:
+    """How far that differs from which a call without partner, with such calls before it, made its output.
+
+    None: of one of them nothing is known.
+    """
+    worst, todo, seen = 0.0, [call], {call}
+    while todo:
+        at = todo.pop()
+        for row in take(columns.reads, at):
+            made = int(columns.reads.producer[row])
+            if bool(columns.reads.void[row]):
+                continue
+            if made < 0:
+                continue  # from outside the step; what differs there is found as such
+            if partner[made] >= 0:
+                size = float(divergence.out_difference[partner[made]])
+                if np.isnan(size):
+                    return None
+                worst = max(worst, size)
+            elif made not in seen:
+                seen.add(made)
+                todo.append(made)
+    return worst
 
 
 def _first_alone(columns: Columns, call: int, partner: Ints, known: set[int]) -> int:

@@ -294,6 +294,7 @@ class _Uses:
         self.producer: list[Ints] = []
         self.role: list[Ints] = []  #: -1: the default
         self.free: list[Bools] = []  #: memory that the call was given to write to
+        self.filled: list[Bools] = []  #: arguments that the call writes
         self._layouts = Numbers()  #: of (dtype, shape, stride)
 
     def add(
@@ -321,12 +322,16 @@ class _Uses:
         self.role.append(role)
         free = np.array([record.name == "out" for record in flat], bool)
         start = np.cumsum(counts) - counts
+        filled = np.zeros(len(flat), bool)
         for at, call in enumerate(calls):
-            if call.kind == "launch" and call.mutated:
+            if not call.mutated:
+                continue
+            for place, record in enumerate(lists[at], start=int(start[at])):
+                filled[place] = record.name in call.mutated
                 # Outputs that a launch was given memory for, which nothing has written before.
-                for place, record in enumerate(lists[at], start=int(start[at])):
-                    free[place] |= record.producer is None and record.name in call.mutated
+                free[place] |= filled[place] and call.kind == "launch" and record.producer is None
         self.free.append(free)
+        self.filled.append(filled)
 
     def tensors(
         self,
@@ -380,7 +385,9 @@ class _Uses:
             known=figures.known[digest],
             producer=_positions(_joined(self.producer, np.int64)[row], call, *place),
             stored=_joined(self.stored, bool)[row],
-            void=(first_is_void[call] & (within == 0)) | _joined(self.free, bool)[row],
+            void=(first_is_void[call] & (within == 0))
+            | _joined(self.free, bool)[row]
+            | (_joined(self.filled, bool)[row] & ~figures.known[digest]),
         )
 
 

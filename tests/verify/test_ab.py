@@ -12,6 +12,9 @@ from recorded import Options, decoder
 from bridge.config import BridgeConfig, CaptureConfig, TrainConfig
 from bridge.errors import RunError, UsageError
 from bridge.verify import ab
+from bridge.verify.ab_probe import Probe
+from bridge.verify.ab_runs import run_child, trace_of
+from bridge.verify.ab_sides import Sides, config_step, from_checkpoint, split_sides, without_clashes
 from bridge.verify.diff import diff_captures
 from bridge.verify.verdict import Verdict
 
@@ -23,13 +26,37 @@ def config(**settings: Any) -> BridgeConfig:
 
 
 def test_an_override_that_the_config_has_is_taken_from_the_baseline() -> None:
-    sides = ab.split_sides(config(**{"override.imports": ["a.b", KERNEL]}), [KERNEL])
+    sides = split_sides(config(**{"override.imports": ["a.b", KERNEL]}), [KERNEL])
     assert sides.baseline == {"override.imports": ["a.b"]}
     assert sides.candidate == {"override.imports": ["a.b", KERNEL]}
 
 
+def test_an_override_of_the_config_that_claims_the_same_is_taken_out_of_both_runs_and_said() -> None:
+    sides = split_sides(config(**{"override.imports": ["a.b", KERNEL]}), ["my.norm"])
+    found = without_clashes(sides, Probe(clashes=((KERNEL, "my.norm"),)))
+    assert found.baseline == {"override.imports": ["a.b"]}
+    assert found.candidate == {"override.imports": ["a.b", "my.norm"]}
+    (note,) = found.notes
+    assert KERNEL in note.meaning and "taken out of both runs" in note.meaning
+    assert without_clashes(sides, Probe()) == sides
+
+
+@pytest.mark.parametrize(
+    ("steps", "last", "start"),
+    [((2, 4, 6), 5, {"checkpoint.load_step": 4}), ((2, 4), 2, {"checkpoint.enable": False})],
+)
+def test_both_runs_start_from_the_nearest_checkpoint_before_the_step(
+    steps: tuple[int, ...], last: int, start: dict[str, Any]
+) -> None:
+    sides = Sides(baseline={"x": 1}, candidate={"x": 2})
+    found = from_checkpoint(sides, Probe(folder="dump/checkpoint", checkpoints=steps), last)
+    assert found.baseline == {"x": 1, **start} and found.candidate == {"x": 2, **start}
+    assert "dump/checkpoint" in found.notes[0].meaning
+    assert from_checkpoint(sides, Probe(), last) == sides, "a run that loads none starts where it starts"
+
+
 def test_settings_go_to_the_candidate_alone_and_keep_their_types() -> None:
-    sides = ab.split_sides(config(), ["optimizer.lr=1e-3", "training.dtype=bfloat16", "compile.enable=true"])
+    sides = split_sides(config(), ["optimizer.lr=1e-3", "training.dtype=bfloat16", "compile.enable=true"])
     assert sides.baseline == {}
     assert sides.candidate == {"optimizer.lr": 1e-3, "training.dtype": "bfloat16", "compile.enable": True}
 
@@ -37,7 +64,7 @@ def test_settings_go_to_the_candidate_alone_and_keep_their_types() -> None:
 @pytest.mark.parametrize("overrides", [[], ["nonsense"], ["no spaces.here please"]])
 def test_overrides_that_say_nothing_are_refused(overrides: list[str]) -> None:
     with pytest.raises(UsageError, match="--override"):
-        ab.split_sides(config(), overrides)
+        split_sides(config(), overrides)
 
 
 def figures(*values: float | None) -> dict[str, Any]:
@@ -46,24 +73,24 @@ def figures(*values: float | None) -> dict[str, Any]:
 
 def test_the_first_step_beyond_noise_is_found() -> None:
     base = figures(5.0, 4.9, 4.8, 4.7)
-    trace = ab.trace_of("loss", base, figures(5.0, 4.9001, 4.8, 4.7), figures(5.0, 4.9002, 4.85, 4.6))
+    trace = trace_of("loss", base, figures(5.0, 4.9001, 4.8, 4.7), figures(5.0, 4.9002, 4.85, 4.6))
     assert trace.first_step == 3
     assert trace.noise == pytest.approx(0.0001 / 4.9001)
 
 
 def test_a_deterministic_run_that_differs_by_rounding_alone_does_not_part() -> None:
     base = figures(5.0, 4.9)
-    assert ab.trace_of("loss", base, base, figures(5.0, 4.9 * (1 + 1e-7))).first_step is None
+    assert trace_of("loss", base, base, figures(5.0, 4.9 * (1 + 1e-7))).first_step is None
 
 
 def test_a_figure_that_becomes_nan_parts_there() -> None:
     base = figures(5.0, 4.9)
-    assert ab.trace_of("loss", base, base, figures(5.0, None)).first_step == 2
+    assert trace_of("loss", base, base, figures(5.0, None)).first_step == 2
 
 
 def test_a_failing_run_is_named_with_its_last_line() -> None:
     with pytest.raises(RunError, match=r"the candidate run failed \(exit 2\): there is no config"):
-        ab._child(["sh", "-c", "echo 'bridge: error: there is no config' >&2; exit 2"], "candidate")
+        run_child(["sh", "-c", "echo 'bridge: error: there is no config' >&2; exit 2"], "candidate")
 
 
 def verdict(outcome: Any) -> Verdict:
@@ -118,5 +145,5 @@ def test_the_runs_are_child_processes_that_differ_in_settings_alone(
 def test_a_window_in_the_config_needs_a_step() -> None:
     windowed = BridgeConfig(capture=CaptureConfig(step="3:5"))
     with pytest.raises(UsageError, match="--step N"):
-        ab._config_step(windowed)
-    assert ab._config_step(BridgeConfig()) == 1
+        config_step(windowed)
+    assert config_step(BridgeConfig()) == 1

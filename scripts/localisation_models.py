@@ -1,0 +1,31 @@
+"""torchtitan configs of bench_localisation: the demo's decoder on data that any number of ranks share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from datasets import Dataset
+from torchtitan.hf_datasets import DatasetConfig
+from torchtitan.hf_datasets.text_datasets import DATASETS
+
+from bridge.demo.config_registry import offset_decoder
+
+#: One document fills one sequence: 47 bytes, begin and end of text, shifted by one to 48 tokens. With as many
+#: documents as sequences in the global batch, one rank with both and two ranks with one each see the same.
+DOCUMENTS = (
+    "A sum taken in another order is another number.",
+    "Two ranks add what one rank had added by itself",
+)
+
+DATASETS["bridge_localisation"] = DatasetConfig(
+    path="documents",
+    loader=lambda path: Dataset.from_list([{"text": text} for text in DOCUMENTS]),
+    sample_processor=lambda sample: sample["text"],
+)
+
+
+def shared_batch() -> Any:
+    """The demo's decoder on `DOCUMENTS`, one document a sequence."""
+    config = offset_decoder()
+    config.dataloader.dataset = "bridge_localisation"
+    return config

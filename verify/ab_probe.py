@@ -1,0 +1,64 @@
+"""What `bridge ab` has to know of a config before it runs it; a child process, since it loads torchtitan.
+
+    python -m bridge.verify.ab_probe CONFIG OUT WANTED_JSON
+
+writes {"folder": ..., "checkpoints": [...], "clashes": [[present, wanted], ...]} to OUT.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+#: Setting that lists torchtitan's overrides.
+OVERRIDES = "override.imports"
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers about one config."""
+
+    folder: str = ""  #: of the checkpoints; "": the run loads none
+    checkpoints: tuple[int, ...] = ()
+    clashes: tuple[tuple[Any, str], ...] = ()  #: (override of the config, wanted one that claims the same)
+
+
+def probe(config_path: Path, wanted: Sequence[str]) -> Probe:
+    """Look; needs torch and torchtitan.
+
+    Raises BridgeError as `bridge capture` does.
+    """
+    from bridge.capture.titan import checkpoint_steps, clashing_overrides
+    from bridge.config import load_config
+    from bridge.verify.registry import prepare_triton
+
+    prepare_triton()
+    config = load_config(config_path)
+    train = config.train
+    present = train.set.get(OVERRIDES, [])
+    clashes = clashing_overrides(train, config.path, present, wanted) if wanted and present else ()
+    found = checkpoint_steps(train, config.path)
+    return Probe(
+        folder=str(found[0]) if found else "", checkpoints=found[1] if found else (), clashes=clashes
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of the child process."""
+    from bridge.errors import BridgeError
+
+    config, out, wanted = argv
+    try:
+        found = probe(Path(config), msgspec.json.decode(wanted))
+    except BridgeError as error:
+        print(f"bridge: error: {error}", file=sys.stderr)
+        return error.exit_code
+    Path(out).write_bytes(msgspec.json.encode(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
