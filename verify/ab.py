@@ -18,7 +18,6 @@ from bridge.errors import BridgeError, NothingJudgedError, UsageError
 from bridge.verify.ab_probe import OVERRIDES
 from bridge.verify.ab_runs import Say, ask, capture_child, find_steps
 from bridge.verify.ab_sides import (
-    OVERRIDES,
     Sides,
     config_step,
     from_checkpoint,
