@@ -1,0 +1,78 @@
+"""Every override of a built-in kernel in one torchtitan run, each kernel then judged on that run's calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torchtitan.config.override", reason="overrides came with torchtitan 0.3")
+
+from bridge.capture import load_capture
+from bridge.verify.registry import prepare_triton
+from bridge.verify.request import Request
+from bridge.verify.session import execute
+from tests.e2e.conftest import bridge_command, once
+
+pytestmark = pytest.mark.e2e
+
+#: The demo's decoder with one norm and one rotary embedding of every kind.
+CONFIG = """
+from bridge.demo.config_registry import DIM, HEADS, offset_decoder
+from torchtitan.models.common import CosSinRoPE
+from torchtitan.models.common.nn_modules import LayerNorm, RMSNorm
+
+def mixed():
+    config = offset_decoder()
+    first, second = config.model_spec.model.layers
+    first.attention_norm = RMSNorm.Config(normalized_shape=DIM, eps=1e-6)
+    first.ffn_norm = LayerNorm.Config(normalized_shape=DIM, eps=1e-5)
+    second.attention.rope = CosSinRoPE.Config(dim=DIM // HEADS, max_seq_len=1024, theta=10000)
+    return config
+"""
+OVERRIDES = (
+    "offset_rmsnorm.override.offset_rmsnorm",
+    "rms_norm.override.rms_norm",
+    "layer_norm.override.layer_norm",
+    "fused_swiglu.override.fused_swiglu",
+    "rope.override.complex_rope",
+    "rope.override.cos_sin_rope",
+    "cross_entropy.override.cross_entropy",
+    "adamw.override.adamw",
+)
+KERNELS = tuple(dict.fromkeys(name.partition(".")[0] for name in OVERRIDES))
+
+
+@pytest.fixture(scope="session")
+def replaced_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`capture/`: the second step of that run, with the tensors of all kernels."""
+
+    def make(folder: Path) -> None:
+        (folder / "mixed.py").write_text(CONFIG, encoding="utf-8")
+        imports = ", ".join(f'"bridge.kernels.{name}"' for name in OVERRIDES)
+        (folder / "train.toml").write_text(
+            f'[train]\nmodule = "mixed"\nconfig = "mixed"\n[train.set]\n"override.imports" = [{imports}]\n',
+            encoding="utf-8",
+        )
+        wanted = [part for name in KERNELS for part in ("--ops", name)]
+        done = bridge_command("capture", "--step", "2", *wanted, cwd=folder, PYTHONPATH=str(folder))
+        assert done.returncode == 0, done.stderr
+
+    return once(tmp_path_factory, "replaced", make)
+
+
+def test_the_overrides_are_there(replaced_run: Path) -> None:
+    launched = {call.op for call in load_capture(replaced_run / "capture").calls if call.kind == "launch"}
+    assert launched >= {
+        "offset_rms_norm_forward_kernel", "rms_norm_backward_kernel", "layer_norm_backward_kernel",
+        "swiglu_backward_kernel", "rope_kernel", "cross_entropy_backward_kernel", "adamw_step_kernel",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_each_kernel_passes_on_the_calls_of_the_run(replaced_run: Path, kernel: str) -> None:
+    prepare_triton()
+    verdict = execute(Request(op=kernel, capture=str(replaced_run / "capture"), sweep=False, max_calls=2))
+    assert verdict.verdict == "PASS", verdict.summary
+    assert {case.family for case in verdict.cases} == {"captured"}
+    assert verdict.fidelity.status == "bit-equal"
