@@ -106,6 +106,13 @@ class DeviceLane:
 Lane = HostLane | DeviceLane
 
 
+def warm_up() -> None:
+    """Pin the host memory that a GPU's lane will take: torch keeps it, and pinning takes long."""
+    if torch.cuda.is_available():
+        held = [_pinned_chunks(DEVICE_CHUNK) for _ in range(waiting_bytes() // DEVICE_CHUNK)]
+        del held
+
+
 def waiting_bytes() -> int:
     """How much host memory may wait to be written: at most WAITING_BYTES, and an eighth of what is free."""
     free = _available()

@@ -117,6 +117,10 @@ class Tracer:
             device=device_name(),
         )
         warm_up(self._parts)
+        if selection.patterns and selection.which != "none":
+            from bridge.capture import lanes
+
+            lanes.warm_up()
 
     def __enter__(self) -> Tracer:
         from bridge.capture.stepper import StepSession, rank_zero_first, run_flags

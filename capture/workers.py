@@ -22,7 +22,9 @@ from bridge.capture.shards import BlobLine, Named, ShardWriter, blob_name, name_
 
 #: Free space that is left alone on the disk written to.
 DISK_RESERVE = 64 << 20
-_MOST_THREADS = 8
+_MOST_THREADS = 16
+#: Of a large blob so much is hashed and then written: it stays in a second-level cache in between.
+_PART_BYTES = 1 << 20
 
 
 class Ledger(Protocol):
@@ -43,16 +45,21 @@ class Ledger(Protocol):
         """Something went wrong."""
 
 
-def thread_count() -> int:
-    """Half of the processors that this rank may count as its own, within reason."""
-    ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1), 1)
-    return max(min(len(os.sched_getaffinity(0)) // (2 * ranks), _MOST_THREADS), 1)
+def thread_count(*, device: bool) -> int:
+    """How many threads may write for this rank, whose step runs on a device or on the processors.
+
+    Other ranks of this host have their share of the processors; a step that runs on them keeps half of
+    this rank's, and one that runs on a device keeps two.
+    """
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    own = len(os.sched_getaffinity(0)) // max(int(ranks) if ranks.isdigit() else 1, 1)
+    return max(min(own - 2 if device else own // 2, _MOST_THREADS), 1)
 
 
 class Workers:
-    """Takes jobs until it is closed."""
+    """Takes jobs until it is closed; a thread is started when those there are have enough to do."""
 
-    def __init__(self, folder: Path, ledger: Ledger, *, threads: int) -> None:
+    def __init__(self, folder: Path, ledger: Ledger, *, threads: int = 1) -> None:
         self._folder = folder
         self._ledger = ledger
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -65,21 +72,21 @@ class Workers:
         self.full = False
         self._own = ShardWriter(folder, numbers=self._numbers)  # of whoever waits in `finish`
         self._writers = [self._own]
-        self._threads = []
-        for number in range(threads):
-            writer = ShardWriter(folder, numbers=self._numbers)
-            self._writers.append(writer)
-            thread = threading.Thread(
-                target=self._run, args=(writer,), name=f"bridge-capture-blobs-{number}", daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        self._most = threads
+
+    def allow(self, threads: int) -> None:
+        """So many threads may be started."""
+        self._most = max(self._most, threads)
 
     def put(self, job: Job) -> None:
         """Queue a job."""
         with self._idle:
             self._unfinished += 1
+            busy = self._unfinished > len(self._threads)
         self._jobs.put(job)
+        if busy and len(self._threads) < self._most:
+            self._start()
 
     @property
     def idle(self) -> bool:
@@ -89,7 +96,7 @@ class Workers:
     @property
     def alive(self) -> bool:
         """Whether what is queued will be written."""
-        return any(thread.is_alive() for thread in self._threads)
+        return not self._threads or any(thread.is_alive() for thread in self._threads)
 
     def help(self) -> bool:
         """Do one job in the calling thread, which must not be in the middle of making a stream."""
@@ -129,6 +136,14 @@ class Workers:
     def written(self) -> int:
         """Bytes of blobs on disk."""
         return sum(writer.written for writer in self._writers)
+
+    def _start(self) -> None:
+        writer = ShardWriter(self._folder, numbers=self._numbers)
+        name = f"bridge-capture-blobs-{len(self._threads)}"
+        thread = threading.Thread(target=self._run, args=(writer,), name=name, daemon=True)
+        self._writers.append(writer)
+        self._threads.append(thread)
+        thread.start()
 
     def _run(self, writer: ShardWriter) -> None:
         while (job := self._jobs.get()) is not None:
@@ -205,10 +220,12 @@ class Workers:
         state, seen = name_state(stream.blob.dtype, stream.blob.shape), 0
         while (load := stream.next()) is not None:
             try:
-                for data in self._arrived(load, [stream.blob]):
-                    state.update(data)
-                    writer.extend(data)
-                    seen += len(data)
+                (data,) = self._arrived(load, [stream.blob])
+                for begin in range(0, len(data), _PART_BYTES):
+                    part = data[begin : begin + _PART_BYTES]
+                    state.update(part)
+                    writer.extend(part)
+                seen += len(data)
             finally:
                 load.release()
         return state.hexdigest() if seen == stream.blob.nbytes else None

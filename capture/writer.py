@@ -50,9 +50,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
 class RankWriter:
     """Writes calls, digests and blobs of one rank."""
 
-    def __init__(
-        self, folder: Path, *, rank: int, budget_bytes: int | None, threads: int | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, rank: int, budget_bytes: int | None) -> None:
         folder.mkdir(parents=True)
         self.rank = rank
         self.folder = folder
@@ -67,7 +65,7 @@ class RankWriter:
         self._encoder = msgspec.json.Encoder()
         self._lanes: dict[str, Lane] = {}
         self._open: dict[str, Load] = {}
-        self._workers = Workers(folder, self, threads=thread_count() if threads is None else threads)
+        self._workers = Workers(folder, self)
         self._thread = threading.Thread(target=self._run, name="bridge-capture-lines", daemon=True)
         self._thread.start()
 
@@ -85,6 +83,7 @@ class RankWriter:
         found = self._lanes.get(device)
         if found is None:
             found = self._lanes[device] = make()
+            self._workers.allow(thread_count(device=device != "cpu"))
         return found
 
     def put_blob(self, blob: Blob, device: str, source: Any) -> None:

@@ -1,7 +1,9 @@
 """What capturing a step costs: plain step, our capture and torchtitan's logger side by side in one process.
 
 Rounds are interleaved and the fastest of each kind counts, so that a busy machine hits all alike. A
-captured step is timed from before the tracer begins until every file is written and closed.
+captured step is timed from before the tracer begins until every file is written and closed. Beside the
+step that stores every tensor stand the bandwidths of what it goes through: the link from the device (1 GiB
+to pinned memory) and the folder's disk (as many threads as write it fastest, a file each).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,16 +126,53 @@ def titan_step(which: str, *, device: str) -> tuple[nn.Module, Step]:
     return net, step
 
 
-def timed(action: Callable[[], Any], device: str) -> float:
-    """Seconds that an action takes, the device's work included."""
+def timed(action: Callable[[], Any], device: str) -> tuple[float, float]:
+    """Seconds that an action takes, the device's work included, and the processors' seconds in it."""
     gc.collect()
     if device == "cuda":
         torch.cuda.synchronize()
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), time.process_time()
     action()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, time.process_time() - used
+
+
+def link_bandwidth() -> float:
+    """GB/s from the device to pinned host memory: the best of five copies of 1 GiB."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    best = min(timed(lambda: target.copy_(source, non_blocking=True), "cuda")[0] for _ in range(5))
+    return source.numel() / best / 1e9
+
+
+def disk_bandwidth(folder: Path, *, nbytes: int = 1 << 30) -> dict[int, float]:
+    """GB/s of writing memory into new files of a folder, by number of threads; each has a file of its own.
+
+    The memory is not in a cache, as that of a step is not.
+    """
+    data = memoryview(torch.randint(0, 255, (nbytes,), dtype=torch.uint8).numpy())
+    found = {}
+    for count in (1, 2, 4, 8, 16):
+        if count > max(os.cpu_count() or 1, 2):
+            break
+        paths = [folder / f"probe-{number}" for number in range(count)]
+
+        def write(number: int, share: int = nbytes // count, files: list[Path] = paths) -> None:
+            with files[number].open("wb", buffering=0) as file:
+                for begin in range(number * share, (number + 1) * share, 8 << 20):
+                    file.write(data[begin : begin + (8 << 20)])
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(count)]
+        begin = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found[count] = round(nbytes / (time.perf_counter() - begin) / 1e9, 2)
+        for path in paths:
+            path.unlink()
+    return found
 
 
 def captured(model: nn.Module, step: Step, out: Path, selection: Selection) -> None:
@@ -185,6 +225,7 @@ def measure(
     if tensors:
         kinds["tensors"] = Selection(patterns=("*",))
     seconds: dict[str, list[float]] = {"plain": [], **{kind: [] for kind in kinds}}
+    processor: dict[str, list[float]] = {}
     memory: dict[str, float] = {}
     for _ in range(2):
         step()
@@ -192,20 +233,26 @@ def measure(
         for kind, selection in kinds.items():
             captured(model, step, out / kind, selection)
             captured.action()  # type: ignore[attr-defined]
+
+        def note(kind: str, action: Callable[[], Any]) -> None:
+            wall, used = _peak(memory, kind, device, action)
+            seconds.setdefault(kind, []).append(wall)
+            processor.setdefault(kind, []).append(used)
+
         for _ in range(rounds):
-            seconds["plain"].append(_peak(memory, "plain", device, step))
+            note("plain", step)
             for kind, selection in kinds.items():
                 captured(model, step, out / kind, selection)
-                seconds[kind].append(_peak(memory, kind, device, captured.action))  # type: ignore[attr-defined]
+                note(kind, captured.action)  # type: ignore[attr-defined]
             if logger is not None:
-                seconds.setdefault("logger", []).append(
-                    _peak(memory, "logger", device, _logged(logger, model, step))
-                )
+                note("logger", _logged(logger, model, step))
+        disk = disk_bandwidth(out) if tensors else {}
         manifest = load_capture(out / list(kinds)[-1]).manifest
         calls = len(load_capture(out / "digest").calls)
     plain = min(seconds["plain"])
     result: dict[str, Any] = {
         "seconds": {kind: round(min(values), 4) for kind, values in seconds.items()},
+        "processor_seconds": {kind: round(min(values), 4) for kind, values in processor.items()},
         "ratios": {
             kind: round(min(values) / plain, 2) for kind, values in seconds.items() if kind != "plain"
         },
@@ -213,6 +260,8 @@ def measure(
         "stored_gb": round(manifest.stored_bytes / 1e9, 3),
         "dropped": len(manifest.dropped),
     }
+    if tensors:
+        result["bandwidth"] = _bandwidth(manifest.stored_bytes, min(seconds["tensors"]), plain, disk, device)
     if device == "cuda":
         base = memory["plain"]
         result["extra_peak_memory"] = {
@@ -229,13 +278,30 @@ def _logged(logger: Any, model: nn.Module, step: Step) -> Callable[[], None]:
     return action
 
 
-def _peak(memory: dict[str, float], kind: str, device: str, action: Callable[[], Any]) -> float:
+def _bandwidth(
+    nbytes: int, seconds: float, plain: float, disk: dict[int, float], device: str
+) -> dict[str, Any]:
+    """GB/s that were reached, over the whole step and beyond the plain one, and those of link and disk."""
+    rate = nbytes / seconds / 1e9
+    limits = {"disk": max(disk.values())}
+    if device == "cuda":
+        limits["link"] = round(link_bandwidth(), 2)
+    return {
+        "reached": round(rate, 2),
+        "beyond_plain": round(nbytes / (seconds - plain) / 1e9, 2),
+        **limits,
+        "disk_by_threads": disk,
+        "share": round(rate / min(limits.values()), 3),
+    }
+
+
+def _peak(memory: dict[str, float], kind: str, device: str, action: Callable[[], Any]) -> tuple[float, float]:
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    seconds = timed(action, device)
+    times = timed(action, device)
     if device == "cuda":
         memory[kind] = max(memory.get(kind, 0.0), float(torch.cuda.max_memory_allocated()))
-    return seconds
+    return times
 
 
 def main() -> None:
