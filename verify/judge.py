@@ -225,6 +225,9 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
         if (case.configs or case.family == "captured") and not options.recorded and target.autotuned:
             _judge_configs(spec, case, judged, (golden, reference, noise), constants, target.device)
         judged.tensors = [_conditioned(spec, case, t) for t in judged.tensors]
+        for name, others in target.differing.items():
+            text = f"nondeterministic: {name} differs from run to run ({len(others)} repeats with other bits)"
+            judged.record = _noted(judged.record, f"{text}, each judged")
         if case.family == EVERY:
             judged.record = _zeros_noted(judged.record, reference, target)
         judged.tiles = target.tiles

@@ -41,7 +41,7 @@ def sentence(name: str, outcome: Outcome, judged: Sequence[JudgedCase], diagnosi
     if outcome == "FAIL":
         return failure(name, [t for t in tensors if t.verdict == "FAIL"], _own_cases(judged), diagnosis)
     if outcome == "PASS":
-        return f"{name} passes on all {len(judged)} cases{_limited(judged)}"
+        return f"{name} passes on all {len(judged)} cases{_limited(judged)}{_unsteady(judged)}"
     reasons = [t.reason for t in tensors if t.verdict == outcome]
     if outcome == "INCONCLUSIVE" and not reasons:
         return f"{name}: these inputs could not have revealed any of the faults tried; see power"
@@ -58,6 +58,12 @@ def _limited(judged: Sequence[JudgedCase]) -> str:
         f"; on {count} of them a tensor is too ill-conditioned for the gate and was held against the noise "
         "envelope (see not covered)"
     )
+
+
+def _unsteady(judged: Sequence[JudgedCase]) -> str:
+    """Run-to-run differences: legal while every repeat passes, and nothing to keep quiet about."""
+    count = sum(any(note.startswith("nondeterministic") for note in j.record.notes) for j in judged)
+    return f"; results differ from run to run on {count} of them, every run passes" if count else ""
 
 
 def _own_cases(judged: Sequence[JudgedCase]) -> frozenset[str]:

@@ -63,3 +63,22 @@ def test_another_error_of_autograd_is_still_an_error() -> None:
     with pytest.raises(KernelError, match="a view was created"):
         spec = _spec(target, ("x",))
         judge(spec, plan_cases(spec, options=PLAIN), options=PLAIN)
+
+
+def test_run_to_run_differences_are_told_and_judged_one_by_one() -> None:
+    runs = []
+
+    def unsteady(size: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        def target(x: torch.Tensor) -> torch.Tensor:
+            runs.append(1)
+            return 2 * x * (1 + (size if len(runs) % 2 else 0.0))
+
+        return target
+
+    options = Options(sweeps=False, power=False, repeats=3)
+    for size, outcome in ((1.2e-7, "PASS"), (1e-3, "FAIL")):
+        spec = _spec(unsteady(size), ())
+        found = judge(spec, plan_cases(spec, options=options), options=options)
+        assert found.outcome == outcome
+        assert any("nondeterministic: y" in note for note in found.cases[0].notes)
+    assert "run to run" not in found.summary and len(found.summary) <= 160

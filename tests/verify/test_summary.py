@@ -32,7 +32,7 @@ def test_it_stays_short_whatever_is_said() -> None:
         for i in range(9)
     ]
     text = failure(
-        "a_kernel_with_a_name" * 9, failed, frozenset(), Diagnosis(cause=f"other: {LONG}", explained=0.5)
+        "a_kernel_with_a_name" * 9, failed, frozenset(), Diagnosis(cause=f"{LONG} otherwise", explained=0.5)
     )
     assert len(text) <= LONGEST and "\n" not in text and text.endswith("(50%)")
 
