@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torchtitan.config.override", reason="overrides came with torchtitan 0.3")
 
 from bridge.capture import load_capture
+from bridge.capture.replace import replaced
 from bridge.verify.registry import prepare_triton
 from bridge.verify.request import Request
 from bridge.verify.session import execute
@@ -76,3 +77,54 @@ def test_each_kernel_passes_on_the_calls_of_the_run(replaced_run: Path, kernel: 
     assert verdict.verdict == "PASS", verdict.summary
     assert {case.family for case in verdict.cases} == {"captured"}
     assert verdict.fidelity.status == "bit-equal"
+
+
+SCRIPT = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Linear(8, 16), torch.nn.RMSNorm(16, eps=1e-6), torch.nn.Linear(16, 12), torch.nn.LayerNorm(12)
+)
+loss = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    loss(model(torch.randn(5, 8)), torch.tensor([0, 3, -100, 11, 7])).backward()
+    optimizer.step()
+torch.save(model.state_dict(), "state.pt")
+"""
+REPLACED = {
+    "torch.nn.RMSNorm": "rms_norm",
+    "torch.nn.LayerNorm": "layer_norm",
+    "torch.nn.CrossEntropyLoss": "cross_entropy",
+}
+
+
+def test_replaced_module_classes_leave_the_state_dict_and_themselves_alone(tmp_path: Path) -> None:
+    """Of a script, which has no overrides: the same checkpoint, to rounding, with the kernels in place."""
+    import torch
+
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    table = ", ".join(f'"{name}" = "{kernel}"' for name, kernel in REPLACED.items())
+    config = '[train]\nscript = "../train.py"\n[capture]\nstep = 3\n'
+    states = {}
+    for place, more in (("plain", ""), ("kernel", f"replace = {{{table}}}\n")):
+        folder = tmp_path / place
+        folder.mkdir()
+        (folder / "train.toml").write_text(config + more, encoding="utf-8")
+        done = bridge_command("capture", "--config", "train.toml", "--continue", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        states[place] = torch.load(folder / "state.pt")
+    assert list(states["plain"]) == list(states["kernel"])
+    for name, tensor in states["plain"].items():
+        torch.testing.assert_close(states["kernel"][name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+    capture = load_capture(tmp_path / "kernel" / "capture")
+    launched = {call.op for call in capture.calls if call.kind == "launch"}
+    assert launched >= {
+        "rms_norm_backward_kernel", "layer_norm_backward_kernel", "cross_entropy_backward_kernel"
+    }  # fmt: skip
+    classes = [getattr(torch.nn, name.rpartition(".")[2]) for name in REPLACED]
+    before = [owner.forward for owner in classes]
+    with replaced(REPLACED):
+        assert all(owner.forward is not old for owner, old in zip(classes, before, strict=True))
+    assert [owner.forward for owner in classes] == before

@@ -199,7 +199,7 @@ def test_fused_swiglu_with_bias_is_refused() -> None:
 
 
 def test_fused_swiglu_in_a_model_and_through_its_hugging_face_adapter() -> None:
-    """The debug model with and without the override gives the same Hugging Face checkpoint."""
+    """The debug model with and without the override gives, and takes, the same Hugging Face checkpoint."""
     from torchtitan.models.llama3 import llama3_configs
     from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 
@@ -216,6 +216,13 @@ def test_fused_swiglu_in_a_model_and_through_its_hugging_face_adapter() -> None:
     two = Llama3StateDictAdapter(fused_config, None).to_hf(fused.state_dict())
     assert set(one) == set(two) and any("gate_proj" in name for name in one)
     assert all(torch.equal(one[name], two[name]) for name in one)
+    fresh = fused_config.build()
+    back = Llama3StateDictAdapter(fused_config, None).from_hf(one)
+    missing = fresh.load_state_dict(back, strict=False)
+    assert not missing.unexpected_keys and not [name for name in missing.missing_keys if "weight" in name]
+    state = plain.state_dict()
+    assert all(torch.equal(fresh.state_dict()[name], state[name]) for name in back)
+    assert any(name.endswith("feed_forward.w3.weight") for name in back)
 
 
 @pytest.mark.parametrize(("kind", "entry"), [("CosSinRoPE", "cos_sin_rope"), ("ComplexRoPE", "complex_rope")])
