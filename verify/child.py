@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -20,53 +21,100 @@ from bridge.verify.tasks import Message, Task
 #: Importing torch and compiling a first kernel may take this long on a cold machine.
 MIN_LOADING_SECONDS = 120.0
 
+#: Small blocks gain nothing from a pool of threads in every process.
+_SETTINGS = {"OPENBLAS_NUM_THREADS": "1"}
+#: A process that has only asked whether there is a GPU must still be able to fork.
+_FORKING = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
 _FRAME = re.compile(r'File "(.+?)", line (\d+) in (\w+)')
 _DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
-class Child:
-    """One child process and the pipe that it speaks through."""
+class Process(Protocol):
+    """A process that can be waited for: `Popen`, or one that a nursery started."""
 
-    def __init__(self, job: Job) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="bridge-")
-        self._trace = Path(self._folder.name) / "fault"
+    pid: int
+
+    def poll(self) -> int | None:
+        """Exit status, -N for signal N; None while it runs."""
+
+    def wait(self) -> int:
+        """The exit status, once it has ended."""
+
+
+class Pipes:
+    """A child's ends of its pipes, this process's ends, and the file that a crash leaves its trace in."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="bridge-")
+        self.trace = Path(self.folder.name) / "fault"
+        self.said, self.say = os.pipe()  #: read here, written by the child
+        self.taken, tasks = os.pipe()  #: read by the child, written here
+        self.tasks = os.fdopen(tasks, "wb")
+
+    def handed_over(self) -> None:
+        """Close the child's ends: it has them now, or never will."""
+        os.close(self.say)
+        os.close(self.taken)
+
+    def close(self) -> None:
+        """Close what is left."""
+        with contextlib.suppress(BrokenPipeError):
+            self.tasks.close()
+        os.close(self.said)
+        self.folder.cleanup()
+
+
+def spawn(job: Job, *, nursery: int | None = None) -> Child:
+    """Start a child in a fresh interpreter.
+
+    Args:
+        nursery: socket on which it is told to fork; None: it will not be.
+    """
+    pipes = Pipes()
+    handed = (pipes.say, *(() if nursery is None else (nursery,)))
+    command = [sys.executable, "-m", "bridge.verify.worker", str(pipes.trace), *map(str, handed)]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=pipes.taken,
+            pass_fds=handed,
+            # Its own group, so that whatever it started goes with it.
+            start_new_session=True,
+            env={**os.environ, **_SETTINGS, **({} if nursery is None else _FORKING)},
+        )
+    except BaseException:
+        pipes.handed_over()
+        pipes.close()
+        raise
+    pipes.handed_over()
+    child = Child(process, pipes)
+    child.send(job)
+    return child
+
+
+class Child:
+    """One child process and the pipes to it."""
+
+    def __init__(self, process: Process, pipes: Pipes) -> None:
+        self._process = process
+        self._pipes = pipes
         self._buffer = bytearray()
-        self._reading, writing = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "bridge.verify.worker", str(writing), str(self._trace)],
-                stdin=subprocess.PIPE,
-                pass_fds=(writing,),
-                # Its own group, so that whatever it started goes with it.
-                start_new_session=True,
-                # Small blocks gain nothing from a pool of threads in every process.
-                env={"OPENBLAS_NUM_THREADS": "1", **os.environ},
-            )
-        except BaseException:
-            os.close(self._reading)
-            self._folder.cleanup()
-            raise
-        finally:
-            os.close(writing)
-        self._send(msgspec.json.encode(job))
+        self._ended = False
 
     def fileno(self) -> int:
         """What to wait on for news."""
-        return self._reading
+        return self._pipes.said
 
-    def send(self, task: Task) -> None:
-        """Hand out a task; a child that died meanwhile is found out by `read`."""
-        self._send(msgspec.json.encode(task))
-
-    def _send(self, line: bytes) -> None:
-        assert self._process.stdin is not None
+    def send(self, task: Job | Task) -> None:
+        """Hand out a job or a task; a child that died meanwhile is found out by `read`."""
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(line + b"\n")
-            self._process.stdin.flush()
+            self._pipes.tasks.write(msgspec.json.encode(task) + b"\n")
+            self._pipes.tasks.flush()
 
     def read(self) -> list[Message] | None:
         """What it said since; None: it has ended."""
-        block = os.read(self._reading, 1 << 20)
+        block = os.read(self._pipes.said, 1 << 20)
         if not block:
             return None
         self._buffer += block
@@ -79,7 +127,7 @@ class Child:
         status = self._process.wait()
         if status >= 0:
             return f"the process ended with exit status {status} (the kernel called exit?)"
-        return f"the process died with {signal_name(-status)}{_where(self._trace)}"
+        return f"the process died with {signal_name(-status)}{_where(self._pipes.trace)}"
 
     def kill(self) -> None:
         """Begin to end it and all that it started."""
@@ -89,15 +137,12 @@ class Child:
 
     def end(self) -> None:
         """Kill it, if it still runs, and wait for that."""
-        stdin = self._process.stdin
-        if stdin is None or stdin.closed:
+        if self._ended:
             return
-        with contextlib.suppress(BrokenPipeError):
-            stdin.close()
+        self._ended = True
         self.kill()
         self._process.wait()
-        os.close(self._reading)
-        self._folder.cleanup()
+        self._pipes.close()
 
 
 def hangs(seconds: float) -> str:

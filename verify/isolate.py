@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 import msgspec
 
 from bridge import errors
-from bridge.verify.child import MIN_LOADING_SECONDS, Child, hangs, raise_refusal
+from bridge.verify.child import MIN_LOADING_SECONDS, hangs, raise_refusal, spawn
 from bridge.verify.pool import MAX_LOST, NotShared, judge_together
 from bridge.verify.request import (
     PLANNING,
@@ -138,7 +138,7 @@ def _events(job: Job, timeout: float) -> Generator[Event, None, None]:
     Raises:
         _Died: it ended without a last word, or said nothing for `timeout` seconds.
     """
-    child = Child(job)
+    child = spawn(job)
     limit = max(timeout, MIN_LOADING_SECONDS)
     try:
         while True:

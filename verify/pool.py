@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from bridge.errors import BridgeError, KernelError
 from bridge.verify.child import MIN_LOADING_SECONDS, Child, error_of, hangs, raise_refusal
+from bridge.verify.nursery import Nursery
 from bridge.verify.request import (
     PLANNING,
     WEIGHING,
@@ -44,6 +45,7 @@ from bridge.verify.tasks import (
     Message,
     Observe,
     Observed,
+    Opened,
     Plan,
     Planned,
     Reply,
@@ -121,9 +123,12 @@ class _Pool:
     def __init__(
         self, request: Request, resume: Resume, folder: str, jobs: int, timeout: float, progress: Say
     ) -> None:
-        self._request, self._resume, self._folder = request, resume, folder
+        share = Share(folder=folder)
+        self._nursery = Nursery(Job(request=request, resume=resume, share=share))
+        self._resume = resume
         self._jobs, self._timeout, self._say = jobs, timeout, progress
         self._workers: list[_Worker] = []
+        self._dismissed: list[_Worker] = []
         self._phases: set[str] = set()
         self._observe: list[int] | None = None  #: places still to be run for tile sizes; None: not known yet
         self._tiles: set[int] = set()
@@ -138,8 +143,11 @@ class _Pool:
         self._verdict: Verdict | None = None
 
     def run(self) -> Verdict:
+        said = self._nursery.open(self._enter, self._timeout)
         for _ in range(self._jobs):
             self._start()
+        for message in said:
+            self._hear(self._workers[0], message)
         while self._verdict is None:
             for worker in [w for w in self._workers if not w.does]:
                 self._hand_out(worker)
@@ -150,10 +158,12 @@ class _Pool:
     def end(self) -> None:
         """End every process that still runs."""
         self._dismiss(list(self._workers))
+        for worker in self._dismissed:
+            worker.child.end()
+        self._nursery.end()
 
     def _start(self) -> None:
-        job = Job(request=self._request, resume=self._resume, share=Share(folder=self._folder))
-        self._workers.append(_Worker(Child(job)))
+        self._workers.append(_Worker(self._nursery.worker()))
 
     # Work
 
@@ -254,11 +264,11 @@ class _Pool:
             self._give(worker, WEIGHING, task)
 
     def _dismiss(self, workers: Sequence[_Worker]) -> None:
+        """Kill workers; a process on a GPU takes its time to die, and there is other work meanwhile."""
         for worker in workers:
-            worker.child.kill()  # All at once: a process on a GPU takes its time.
-        for worker in workers:
-            worker.child.end()
+            worker.child.kill()
             self._workers.remove(worker)
+            self._dismissed.append(worker)
 
     # News
 
@@ -311,6 +321,8 @@ class _Pool:
             self._ready(worker, message)
 
     def _ready(self, worker: _Worker, reply: Reply) -> None:
+        if isinstance(reply, Opened):
+            return  # A worker that was not forked, on its way.
         worker.does = ""
         if isinstance(reply, Loaded):
             if self._observe is None:

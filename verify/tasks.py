@@ -94,8 +94,14 @@ class Conclude(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 Task = Declare | Observe | Plan | Take | Try | Conclude
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Opened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Reply: kernel and capture are loaded."""
+
+    forks: bool  #: workers are forked from this process; False: it is a worker itself
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Reply: captured calls are bound and the declared shapes drawn."""
 
     observe: int  #: cases to run for tile sizes; 0: what is judged does not depend on any
 
@@ -137,5 +143,5 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
-Reply = Loaded | Observed | Planned | Judged | Shown | Free | Alone
+Reply = Opened | Loaded | Observed | Planned | Judged | Shown | Free | Alone
 Message = Event | Reply

@@ -12,15 +12,15 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
 from bridge import errors
-from bridge.verify.request import Broke, Job, Refused
-from bridge.verify.tasks import Message, Task
+from bridge.verify.request import Broke, Job, Refused, Share
+from bridge.verify.tasks import Message, Opened, Task
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,12 +31,8 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _main(descriptor: int, trace: str) -> NoReturn:
-    _die_with_parent()
-    # What a kernel prints must not mix with a document that the parent writes to stdout.
-    os.dup2(2, 1)
-    # Overflow and NaN are often the point of an input; the interpreter's numpy need not comment on them.
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\.runtime\.interpreter")
+def _speak(descriptor: int, trace: str, work: Callable[[Callable[[Message], None]], None]) -> NoReturn:
+    """Do `work` with a function that sends messages; what goes wrong is a message too."""
     with Path(trace).open("w") as fault, os.fdopen(descriptor, "wb", buffering=0) as out:
         faulthandler.enable(fault)
 
@@ -45,9 +41,8 @@ def _main(descriptor: int, trace: str) -> NoReturn:
             while rest:
                 rest = rest[out.write(rest) or 0 :]
 
-        job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
         try:
-            _judge(job, emit)
+            work(emit)
         except errors.BridgeError as error:
             emit(Refused(error=type(error).__name__, message=str(error)))
         except BaseException:
@@ -56,22 +51,57 @@ def _main(descriptor: int, trace: str) -> NoReturn:
     os._exit(0)
 
 
-def _judge(job: Job, emit: Callable[[Message], None]) -> None:
-    if job.share is None:
-        from bridge.verify.session import execute
+def _main(trace: str, descriptor: int, nursery: int | None) -> NoReturn:
+    _die_with_parent()
+    # What a kernel prints must not mix with a document that the parent writes to stdout.
+    os.dup2(2, 1)
+    # Overflow and NaN are often the point of an input; the interpreter's numpy need not comment on them.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\.runtime\.interpreter")
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
 
-        execute(job.request, emit=emit, resume=job.resume)
-    else:
-        from bridge.verify.share import serve
+    def work(emit: Callable[[Message], None]) -> None:
+        if job.share is None:
+            from bridge.verify.session import execute
 
-        serve(job, job.share, emit, _tasks())
+            execute(job.request, emit=emit, resume=job.resume)
+        else:
+            _work_with_others(job, job.share, emit, descriptor, nursery)
+
+    _speak(descriptor, trace, work)
 
 
-def _tasks() -> Iterator[Task]:
+def _work_with_others(
+    job: Job, share: Share, emit: Callable[[Message], None], descriptor: int, nursery: int | None
+) -> None:
+    # Every dispatch mode loads it at its first use; a fork should find it there.
+
+    from bridge.verify.nursery import breed, can_fork
+    from bridge.verify.session import open_session
+    from bridge.verify.share import serve
+
+    session = open_session(job.request, emit, job.resume)
+    here = os.getpid()
+
+    def fork(tasks: int, events: int, trace: str) -> NoReturn:
+        _die_with_parent()
+        os.close(descriptor)
+        if os.getppid() != here:
+            os._exit(1)  # The nursery died in between, and nobody would end this process.
+        with os.fdopen(tasks, "rb") as taken:
+            _speak(events, trace, lambda say: serve(session, share, say, _tasks(taken)))
+
+    if nursery is not None and can_fork():
+        emit(Opened(forks=True))
+        breed(nursery, fork)
+    emit(Opened(forks=False))
+    serve(session, share, emit, _tasks(sys.stdin.buffer))
+
+
+def _tasks(lines: Iterable[bytes]) -> Iterator[Task]:
     decoder: msgspec.json.Decoder[Task] = msgspec.json.Decoder(Task)
-    for line in sys.stdin.buffer:
+    for line in lines:
         yield decoder.decode(line)
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), sys.argv[2])
+    _main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)

@@ -1,0 +1,169 @@
+"""A process that has loaded everything and forks a worker whenever one is asked for. No torch.
+
+Importing torch, its compiler and the kernel takes many seconds on every core that does it; a fork has them at
+once. A GPU must not have been touched before, nor a thread started: then workers are spawned instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from bridge.errors import KernelError
+from bridge.verify.child import MIN_LOADING_SECONDS, Child, Pipes, hangs, raise_refusal, spawn
+from bridge.verify.request import Broke, Job, Phase, Refused
+from bridge.verify.tasks import Message, Opened
+
+_LONGEST = 4096
+
+
+class Nursery:
+    """This process's handle on it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._forks = False
+        self._used = False
+        if sys.platform == "linux":
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._first = spawn(job, nursery=theirs.fileno())
+        else:
+            self._socket = socket.socket()
+            self._first = spawn(job)
+
+    def open(self, say: Callable[[Phase], None], timeout: float) -> list[Message]:
+        """Wait until it has loaded the kernel.
+
+        Returns:
+            What it said afterwards, as a worker.
+
+        Raises:
+            BridgeError: the request cannot be served, or loading the kernel killed the process.
+        """
+        until = time.monotonic() + max(timeout, MIN_LOADING_SECONDS)
+        while True:
+            left = until - time.monotonic()
+            reason = None
+            if left <= 0 or not select.select([self._first], [], [], left)[0]:
+                reason = hangs(max(timeout, MIN_LOADING_SECONDS))
+            elif (said := self._first.read()) is None:
+                reason = self._first.how_it_ended()
+            else:
+                for place, message in enumerate(said, 1):
+                    if isinstance(message, Phase):
+                        say(message)
+                    elif isinstance(message, Refused | Broke):
+                        raise_refusal(message)
+                    elif isinstance(message, Opened):
+                        self._forks = message.forks
+                        return said[place:]
+            if reason is not None:
+                text = f"while loading, {reason}; --in-process runs the kernel under a debugger"
+                raise KernelError(text)
+
+    def worker(self) -> Child:
+        """Another worker; where it cannot fork, itself first, then processes that load all anew.
+
+        Raises:
+            KernelError: the process has died.
+        """
+        if self._forks:
+            pipes = Pipes()
+            pid = self._ask(str(pipes.trace), pipes.taken, pipes.say)
+            pipes.handed_over()
+            if pid is None:
+                pipes.close()
+                raise KernelError(f"while forking, {self._first.how_it_ended()}; try --jobs 1")
+            return Child(_Forked(pid, self._wait), pipes)
+        if not self._used:
+            self._used = True
+            return self._first
+        return spawn(self._job)
+
+    def _wait(self, pid: int) -> int:
+        status = self._ask(f"{_WAIT}{pid}")
+        # Whatever it forked dies with it.
+        return -signal.SIGKILL if status is None else status
+
+    def _ask(self, text: str, *handed: int) -> int | None:
+        """The answer; None: the process has died."""
+        try:
+            socket.send_fds(self._socket, [text.encode()], handed)
+            answer = self._socket.recv(_LONGEST)
+        except OSError:
+            return None
+        return int(answer) if answer else None
+
+    def end(self) -> None:
+        """End it, and with it what it forked."""
+        self._socket.close()
+        self._first.end()
+
+
+class _Forked:
+    """A process whose parent is the nursery: only that can wait for it."""
+
+    def __init__(self, pid: int, wait: Callable[[int], int]) -> None:
+        self.pid = pid
+        self._wait = wait
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        return self._status
+
+    def wait(self) -> int:
+        if self._status is None:
+            self._status = self._wait(self.pid)
+        return self._status
+
+
+#: Begins a message that asks for the end of a process; no path of a trace begins so.
+_WAIT = "wait "
+
+
+def can_fork() -> bool:
+    """Whether this process may fork workers: it uses no GPU and runs no second thread."""
+    import torch
+
+    if sys.platform != "linux" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    return len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+def breed(descriptor: int, work: Callable[[int, int, str], NoReturn]) -> NoReturn:
+    """Fork whenever asked to, until nobody can ask any more.
+
+    Args:
+        descriptor: of the socket on which this process is asked.
+        work: what a fork does, with its pipe of tasks, its pipe of events and the file for its trace.
+    """
+    with socket.socket(fileno=descriptor) as asked:
+        while True:
+            message, handed, _, _ = socket.recv_fds(asked, _LONGEST, 2)
+            text = message.decode()
+            if not text:
+                os._exit(0)
+            if text.startswith(_WAIT):
+                _, status = os.waitpid(int(text.removeprefix(_WAIT)), 0)
+                asked.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+                continue
+            pid = os.fork()
+            if pid == 0:
+                asked.close()
+                os.setpgid(0, 0)
+                work(handed[0], handed[1], text)
+            for end in handed:
+                os.close(end)
+            # Both set it: whoever kills the group must find it, however early.
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)
+            asked.sendall(str(pid).encode())
