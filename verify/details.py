@@ -83,13 +83,13 @@ def call_detail(
         tensors=tuple(tensors),
         attribution=replays.of(pair) if replays is not None and pair >= 0 else None,
         arguments=attributions.arguments.get(pair, {}) if pair >= 0 else {},
-        producers_a=_producers(a, at_a),
-        producers_b=_producers(b, at_b),
+        producers_a=producers(a, at_a),
+        producers_b=producers(b, at_b),
         how_matched=how,
     )
 
 
-def _producers(columns: Columns, call: int) -> tuple[str, ...]:
+def producers(columns: Columns, call: int) -> tuple[str, ...]:
     if call < 0:
         return ()
     made = [int(columns.reads.producer[row]) for row in take(columns.reads, call)]

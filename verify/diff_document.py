@@ -332,6 +332,8 @@ class ScanDocument(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[ScanFinding, ...] = ()
     nonfinite: tuple[NonFinite, ...] = ()
     table: ScanTable = ScanTable()
+    #: Of the worst rows. A: the op in FP64, B: what was recorded; `arguments` are what the call was told.
+    details: tuple[CallDetail, ...] = ()
     constants: dict[str, float] = {}
     seconds: float | None = None
     jobs: int = 1

@@ -15,22 +15,25 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from bridge.environment import package_versions
 from bridge.errors import CorruptCaptureError, NothingJudgedError, UsageError, near_misses
 from bridge.verify import floors
-from bridge.verify.columns import Pool
-from bridge.verify.diff_document import ScanDocument
+from bridge.verify.columns import Columns, Pool
+from bridge.verify.details import producers
+from bridge.verify.diff_document import CallDetail, ScanDocument
 from bridge.verify.intake import columns
 from bridge.verify.nonfinite import first_nonfinite
 from bridge.verify.runs import Run, load_run, side_of
-from bridge.verify.scan_table import OpResult, assemble
+from bridge.verify.scan_table import OpResult, assemble, rows_to_show
 from bridge.verify.verdict import Constants
 
 if TYPE_CHECKING:
@@ -82,24 +85,31 @@ def scan_capture(
     todo, skipped = _judgeable(run, chosen, max_call_bytes)
     identity = _identity(run)
     done = _read_results(resume, identity) if resume is not None else {}
-    known = {position: done[run.calls[position].key] for position in todo if run.calls[position].key in done}
-    left = [position for position in todo if position not in known]
-    results = dict(known)
-    for position, result in _judge(Path(capture), left, jobs):
-        results[position] = result
-        if resume is not None:
-            _append(resume, identity, result)
-        if progress is not None:
-            progress(len(results), len(todo))
-    gathered = columns(run.calls, Pool())
-    if not results:
-        reasons = "; ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
-        raise NothingJudgedError(
-            f"no call of {capture} can be judged ({reasons or 'it has none'}); capture with --tensors all"
-        )
-    document = assemble(run, results, skipped, first_nonfinite(gathered, run))
+    if resume is not None:
+        _end_line(resume)
+    results = {position: done[position] for position in todo if position in done}
+    left = [position for position in todo if position not in results]
+    chunks = [left[start : start + CHUNK] for start in range(0, len(left), CHUNK)]
+    with _workers(jobs if len(chunks) > 1 else 1) as spread:
+        for judged in spread("judge_chunk", Path(capture), chunks):
+            for position, result in judged:
+                results[position] = result
+                if resume is not None:
+                    _append(resume, identity, position, result)
+                if progress is not None:
+                    progress(len(results), len(todo))
+        if not results:
+            reasons = "; ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+            raise NothingJudgedError(
+                f"no call of {capture} can be judged ({reasons or 'it has none'}); capture with --tensors all"
+            )
+        gathered = columns(run.calls, Pool())
+        document = assemble(run, results, skipped, first_nonfinite(gathered, run))
+        worst = [[pair] for pair in rows_to_show(document, results)]
+        details = [detail for found in spread("detail_chunk", Path(capture), worst) for detail in found]
     return msgspec.structs.replace(
         document,
+        details=tuple(_with_producers(detail, worst[i][0][1], gathered) for i, detail in enumerate(details)),
         capture=side_of(run, gathered),
         constants={
             "fudge_factor": Constants().fudge_factor,
@@ -166,20 +176,37 @@ def _reason(call: Call, max_call_bytes: int) -> str | None:
     return None
 
 
-def _judge(capture: Path, positions: list[int], jobs: int) -> Iterator[tuple[int, OpResult]]:
-    chunks = [positions[start : start + CHUNK] for start in range(0, len(positions), CHUNK)]
-    if jobs <= 1 or len(chunks) <= 1:
-        from bridge.verify.scan_worker import judge_chunk
+def _with_producers(detail: CallDetail, position: int, gathered: Columns) -> CallDetail:
+    keys = producers(gathered, position)
+    return msgspec.structs.replace(detail, producers_a=keys, producers_b=keys)
 
-        for chunk in chunks:
-            yield from judge_chunk(capture, chunk)
+
+#: Runs a function of `scan_worker` on chunks of a capture, results in their order.
+Spread = Callable[[str, Path, Sequence[Any]], Iterator[Any]]
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[Spread]:
+    """Fresh processes, or with one job this one: torch's thread pools do not survive a fork."""
+    if jobs <= 1:
+
+        def here(name: str, capture: Path, chunks: Sequence[Any]) -> Iterator[Any]:
+            from bridge.verify import scan_worker
+
+            return map(partial(getattr(scan_worker, name), capture), chunks)
+
+        yield here
         return
-    from bridge.verify.scan_worker import judge_chunk, prepare
+    from bridge.verify.scan_worker import prepare
 
-    # Fresh processes: torch's thread pools do not survive a fork.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=prepare) as pool:
-        for results in pool.map(judge_chunk, [capture] * len(chunks), chunks):
-            yield from results
+
+        def there(name: str, capture: Path, chunks: Sequence[Any]) -> Iterator[Any]:
+            from bridge.verify import scan_worker
+
+            return pool.map(getattr(scan_worker, name), [capture] * len(chunks), chunks)
+
+        yield there
 
 
 def _identity(run: Run) -> str:
@@ -191,12 +218,13 @@ def _identity(run: Run) -> str:
 class _Line(msgspec.Struct, frozen=True):
     capture: str
     result: OpResult
+    position: int  #: of the call in the capture: keys repeat from rank to rank and step to step
 
 
-def _read_results(path: Path, identity: str) -> dict[str, OpResult]:
+def _read_results(path: Path, identity: str) -> dict[int, OpResult]:
     if not path.exists():
         return {}
-    found: dict[str, OpResult] = {}
+    found: dict[int, OpResult] = {}
     decoder = msgspec.json.Decoder(_Line)
     for line in path.read_bytes().splitlines():
         try:
@@ -204,14 +232,21 @@ def _read_results(path: Path, identity: str) -> dict[str, OpResult]:
         except msgspec.DecodeError:
             continue  # the line that was being written when the scan was interrupted: judged again
         if entry.capture == identity:
-            found[entry.result.key] = entry.result
+            found[entry.position] = entry.result
     return found
 
 
-def _append(path: Path, identity: str, result: OpResult) -> None:
+def _end_line(path: Path) -> None:
+    """End the line that was being written when the scan was interrupted: the next one stands alone."""
+    if path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
+def _append(path: Path, identity: str, position: int, result: OpResult) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
-        file.write(msgspec.json.encode(_Line(identity, result)) + b"\n")
+        file.write(msgspec.json.encode(_Line(identity, result, position)) + b"\n")
 
 
 def default_jobs() -> int:

@@ -15,6 +15,8 @@ from bridge.verify.verdict import OUTCOMES, Outcome
 
 #: Findings that a document lists.
 MAX_FINDINGS = 50
+#: Rows, and findings, that get a drill-down.
+MAX_DETAILS = 12
 
 
 class OpResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,14 @@ def assemble(
         nonfinite=nonfinite,
         table=_table(run, results, order),
     )
+
+
+def rows_to_show(document: ScanDocument, results: Mapping[int, OpResult]) -> list[tuple[int, int]]:
+    """(row, position) of the calls that get a drill-down: the first of each finding, and the worst."""
+    order = sorted(results, key=lambda position: (*_rank(results[position]), position))
+    rows = dict.fromkeys(finding.row for finding in document.findings[:MAX_DETAILS])
+    rows |= dict.fromkeys(range(min(MAX_DETAILS, len(order))))
+    return [(row, order[row]) for row in rows if results[order[row]].verdict is not None]
 
 
 def _findings(run: Run, results: Mapping[int, OpResult], order: list[int]) -> tuple[ScanFinding, ...]:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 import torch
 
-from bridge.capture.record import Call
+from bridge.capture.digest_host import digest_bytes
+from bridge.capture.dtypes import itemsize
+from bridge.capture.record import Call, Digest
 from bridge.capture.store import Capture, load_capture
+from bridge.capture.stored import stored_calls
 from bridge.errors import BridgeError, CaptureError, KernelError
 from bridge.verify.counterfactual import inputs_of
+from bridge.verify.diff_document import CallDetail, TensorDiff
+from bridge.verify.elementwise import compare_tensors
 from bridge.verify.opjudge import OpGate, judge_output
 from bridge.verify.rerun import cannot_rerun, find_op, rerun, rerun_wide
 from bridge.verify.scan_table import OpResult
@@ -21,9 +30,22 @@ def prepare() -> None:
     torch.set_num_threads(1)
 
 
+#: Libraries of torch itself. Of another one's op the FP64 run is the same kernel's, which judges rounding but
+#: not the formula.
+_TORCH = frozenset(
+    """aten prims prim fsdp c10d c10d_functional _c10d_functional symm_mem inductor quantized mkldnn
+    mkl""".split()
+)
+CUSTOM = (
+    "calls of custom kernels (in FP64 they run the same code, so a wrong formula would not show; "
+    "`bridge verify --target recorded` judges them)"
+)
+
+
 @lru_cache(maxsize=1)
-def _open(path: Path) -> Capture:
-    return load_capture(path)
+def _open(path: Path) -> tuple[Capture, Sequence[Call]]:
+    capture = load_capture(path)
+    return capture, stored_calls(capture)
 
 
 @lru_cache(maxsize=1)
@@ -40,8 +62,69 @@ def _load_libraries() -> None:
 
 def judge_chunk(path: Path, positions: list[int]) -> list[tuple[int, OpResult]]:
     """Judge the calls at these positions of a capture."""
-    capture = _open(path)
-    return [(position, judge_call(capture, capture.calls[position])) for position in positions]
+    capture, calls = _open(path)
+    return [(position, judge_call(capture, calls[position])) for position in positions]
+
+
+def detail_chunk(path: Path, rows: list[tuple[int, int]]) -> list[CallDetail]:
+    """Drill-down of calls, given as (row of the table, position in the capture)."""
+    capture, calls = _open(path)
+    return [detail_call(capture, calls[position], row) for row, position in rows]
+
+
+def detail_call(capture: Capture, call: Call, row: int) -> CallDetail:
+    """Every output against its FP64 re-computation, element by element, and what was read."""
+    if find_op(call.op) is None:
+        _load_libraries()
+    tensors = []
+    try:
+        ran = _run(capture, call)
+        for place, record in enumerate(call.outputs[: len(ran.golden)]):
+            golden, target = ran.golden[place], ran.recorded[place]
+            known = TensorDiff(
+                role="output",
+                name_a=record.name,
+                name_b=record.name,
+                dtype_a=str(golden.dtype).removeprefix("torch."),
+                dtype_b=record.dtype,
+                shape_a=tuple(golden.shape),
+                shape_b=record.shape,
+                digest_a=_digest(golden),
+                digest_b=record.digest,
+            )
+            if golden.shape == target.shape and target.is_floating_point():
+                gate = ran.judge(call, place)
+                scale = _largest(golden)
+                if math.isfinite(gate.threshold) and scale > 0:
+                    known = msgspec.structs.replace(known, noise=gate.threshold / scale)
+                known = compare_tensors(golden, target, known)
+            tensors.append(known)
+    except (KernelError, CaptureError):
+        pass  # without a golden there is no verdict either; what it read remains to be shown
+    tensors += [
+        TensorDiff(
+            role="input",
+            name_a=record.name,
+            name_b=record.name,
+            dtype_b=record.dtype,
+            shape_b=record.shape,
+            digest_b=record.digest,
+        )
+        for record in call.inputs
+    ]
+    told = {name: (str(value), str(value)) for name, value in call.attrs.items()}
+    return CallDetail(row=row, tensors=tuple(tensors), arguments=told)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    finite = tensor[tensor.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _digest(tensor: torch.Tensor) -> Digest | None:
+    flat = tensor.detach().contiguous()
+    name = str(flat.dtype).removeprefix("torch.")
+    return digest_bytes(flat.data_ptr(), flat.numel(), name) if itemsize(name) else None
 
 
 def judge_call(capture: Capture, call: Call) -> OpResult:
@@ -52,7 +135,7 @@ def judge_call(capture: Capture, call: Call) -> OpResult:
     if reason is not None:
         return _unjudged(call, reason)
     try:
-        gates = _gates(capture, call)
+        gates = _run(capture, call).gates(call)
     except (KernelError, CaptureError) as error:
         return _unjudged(call, str(error).split(": ", 1)[-1][:160])
     if not gates:
@@ -61,6 +144,8 @@ def judge_call(capture: Capture, call: Call) -> OpResult:
     undecided = [gate for gate in gates if gate.verdict == "INCONCLUSIVE"]
     if worst.verdict == "PASS" and undecided:
         worst = undecided[0]
+    if worst.verdict != "FAIL" and call.op.partition("::")[0] not in _TORCH:
+        return _unjudged(call, CUSTOM)
     return OpResult(
         key=call.key,
         rank=call.rank,
@@ -77,7 +162,36 @@ def judge_call(capture: Capture, call: Call) -> OpResult:
     )
 
 
-def _gates(capture: Capture, call: Call) -> list[OpGate]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ran:
+    """One call run again, as it was and in FP64; lists by output."""
+
+    inputs: Mapping[str, torch.Tensor]
+    reference: list[torch.Tensor]
+    golden: list[torch.Tensor]
+    recorded: list[torch.Tensor]
+
+    def judge(self, call: Call, place: int) -> OpGate:
+        return judge_output(
+            call,
+            self.inputs,
+            call.outputs[place].name,
+            golden=self.golden[place],
+            reference=self.reference[place],
+            target=self.recorded[place],
+            place=place,
+        )
+
+    def gates(self, call: Call) -> list[OpGate]:
+        both = zip(self.reference, self.recorded, self.golden, strict=False)
+        return [
+            self.judge(call, place)
+            for place, (eager, target, _) in enumerate(both)
+            if eager.shape == target.shape and eager.dtype == target.dtype
+        ]
+
+
+def _run(capture: Capture, call: Call) -> _Ran:
     recorded = [capture.tensor(record) for record in call.outputs]
     inputs = inputs_of(capture, call)
     reference = rerun(call, inputs_of(capture, call))
@@ -85,18 +199,7 @@ def _gates(capture: Capture, call: Call) -> list[OpGate]:
         torch.equal(one, other) for one, other in zip(reference, recorded, strict=False)
     ):
         raise KernelError(f"{call.key}: lazy conjugation of complex inputs is not in the record")
-    golden = rerun_wide(call, inputs)
-    gates = []
-    for place, (record, wide, eager, target) in enumerate(
-        zip(call.outputs, golden, reference, recorded, strict=False)
-    ):
-        if eager.shape == target.shape and eager.dtype == target.dtype:
-            gates.append(
-                judge_output(
-                    call, inputs, record.name, golden=wide, reference=eager, target=target, place=place
-                )
-            )
-    return gates
+    return _Ran(inputs=inputs, reference=reference, golden=rerun_wide(call, inputs), recorded=recorded)
 
 
 def _unjudged(call: Call, reason: str) -> OpResult:

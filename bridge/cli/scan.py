@@ -23,6 +23,14 @@ _PATH = click.Path(path_type=Path)
     metavar="FILE",
     help="Append results here, and go on from what is there.",
 )
+@click.option(
+    "--max-bytes",
+    type=click.IntRange(1),
+    default=2 << 30,
+    show_default=True,
+    metavar="N",
+    help="Leave out calls whose tensors need more memory than this in FP64.",
+)
 @output_options
 def command(capture: Path, **options: Any) -> int:
     """Judge every captured op against its own FP64 re-computation; no second run is needed.
@@ -45,6 +53,7 @@ def command(capture: Path, **options: Any) -> int:
         ops=options["ops"],
         jobs=options["jobs"] or default_jobs(),
         resume=options["resume"],
+        max_call_bytes=options["max_bytes"],
         command=("bridge", *sys.argv[1:]),
         progress=progress,
     )

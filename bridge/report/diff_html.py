@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.report.diff_details import diff_details
+from bridge.report.call_details import call_details
 from bridge.report.diff_model import CALL_COLUMNS, SUSPECT_COLUMNS, build_diff_view, call_cells
 from bridge.report.flow_figures import flow, step_trace
 from bridge.report.grid import diff_grid
@@ -27,7 +27,7 @@ def render(document: DiffDocument) -> str:
         drawn = {"flow": flow(document), **layer_maps(document)}
     traces = {f"steps-{i}": step_trace(trace) for i, trace in enumerate(document.steps)}
     verdicts = [judged(verdict, prefix=f"v{i}-") for i, verdict in enumerate(document.verdicts)]
-    details, figures = diff_details(document)
+    details, figures = call_details(document.details)
     figures |= {name: figure.spec for name, figure in (drawn | traces).items()}
     results: dict[str, object] = {}
     for found in verdicts:

@@ -36,6 +36,7 @@ def problem_of(document: object) -> str:
         return _table(document.table, _WORDS) or _rows(rows, len(document.table))
     if isinstance(document, ScanDocument):
         rows = [finding.row for finding in document.findings if finding.row >= 0]
+        rows += [detail.row for detail in document.details]
         return _table(document.table, _OUTCOMES) or _rows(rows, len(document.table))
     return ""
 

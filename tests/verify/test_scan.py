@@ -19,6 +19,8 @@ from bridge.verify.scan_worker import judge_call
 class Kept:
     """The tensors of a recorder, as a capture gives them."""
 
+    damage: tuple[str, ...] = ()
+
     def __init__(self, rec: Recorder) -> None:
         self.rec = rec
 
@@ -159,11 +161,12 @@ def test_without_a_failure_the_answer_says_what_was_left_open() -> None:
 
 def test_an_interrupted_scan_is_read_up_to_its_torn_line(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
-    scan._append(file, "this", results()[0])
-    scan._append(file, "other", results()[1])
+    scan._append(file, "this", 5, results()[0])
+    scan._append(file, "this", 9, results()[0])  # the same key, of another rank
+    scan._append(file, "other", 6, results()[1])
     with file.open("ab") as stream:
         stream.write(b'{"capture": "this", "res')
-    assert list(scan._read_results(file, "this")) == ["a"]
+    assert list(scan._read_results(file, "this")) == [5, 9]
     assert scan._read_results(tmp_path / "absent", "this") == {}
 
 

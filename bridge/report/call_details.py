@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bridge.report.diff_model import attribution_facts, difference
 from bridge.report.error_figures import difference_histogram, error_map
 from bridge.report.figures import Figure
 from bridge.report.numbers import short
-from bridge.verify.diff_document import CallDetail, DiffDocument, TensorDiff
+from bridge.verify.diff_document import CallDetail, TensorDiff
 
 #: Map blocks that one page may hold: about 6 bytes each once packed.
 MAX_BLOCKS = 200_000
@@ -29,17 +30,30 @@ _TENSORS = (
 _STATISTICS = ("Tensor", "Side", "Mean", "RMS", "Min", "Max", "NaN", "Inf", "Hash")
 
 
-def diff_details(document: DiffDocument) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """How the two sides of a drill-down, and the limit between them, are called."""
+
+    a: str = "A"
+    b: str = "B"
+    limit: str = "noise floor"
+    arguments: str = "Arguments that differ"
+
+
+def call_details(
+    details: Sequence[CallDetail], words: Words = Words()
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the blocks of every row that has a drill-down, by row, and the figures they name."""
     figures: dict[str, dict[str, Any]] = {}
     budget = MAX_BLOCKS
     found: dict[str, Any] = {}
-    for detail in document.details:
-        blocks = list(_blocks(detail))
+    for detail in details:
+        blocks = list(_blocks(detail, words))
         for i, tensor in enumerate(detail.tensors):
-            for kind, figure, cost in _figures(tensor):
+            for kind, figure, cost in _figures(tensor, words):
                 if cost > budget:
-                    blocks.append(_facts("", [("Map", "left out to keep the page small; diff.json has it")]))
+                    left_out = "left out to keep the page small; the JSON document has it"
+                    blocks.append(_facts("", [("Map", left_out)]))
                     continue
                 budget -= cost
                 name = f"{kind}-{detail.row}-{i}"
@@ -47,12 +61,12 @@ def diff_details(document: DiffDocument) -> tuple[dict[str, Any], dict[str, dict
                 title = f"{_tensor_name(tensor)}: {figure.title}"
                 blocks.append({"kind": "figure", "title": title, "name": name, "summary": figure.summary})
             if tensor.worst:
-                blocks.append(_worst(tensor))
+                blocks.append(_worst(tensor, words))
         found[str(detail.row)] = blocks
     return found, figures
 
 
-def _blocks(detail: CallDetail) -> Iterator[dict[str, Any]]:
+def _blocks(detail: CallDetail, words: Words) -> Iterator[dict[str, Any]]:
     facts = [("Matched", detail.how_matched), *attribution_facts(detail.attribution)]
     if detail.producers_a == detail.producers_b:
         facts.append(("Inputs from", ", ".join(detail.producers_a)))
@@ -63,11 +77,14 @@ def _blocks(detail: CallDetail) -> Iterator[dict[str, Any]]:
         ]
     yield _facts("", [(label, text) for label, text in facts if text])
     if detail.arguments:
-        rows = [[name, a, b] for name, (a, b) in detail.arguments.items()]
-        yield _table("Arguments that differ", ("Argument", "A", "B"), rows)
+        same = all(a == b for a, b in detail.arguments.values())
+        rows = [[name, a] if same else [name, a, b] for name, (a, b) in detail.arguments.items()]
+        head = ("Argument", "Value") if same else ("Argument", words.a, words.b)
+        yield _table(words.arguments, head, rows)
     if detail.tensors:
-        yield _table("Tensors", _TENSORS, [_tensor_cells(tensor) for tensor in detail.tensors])
-        statistics = [line for tensor in detail.tensors for line in _statistics(tensor)]
+        head = tuple(words.limit.capitalize() if name == "Noise" else name for name in _TENSORS)
+        yield _table("Tensors", head, [_tensor_cells(tensor) for tensor in detail.tensors])
+        statistics = [line for tensor in detail.tensors for line in _statistics(tensor, words)]
         if statistics:
             yield _table("Statistics of both sides", _STATISTICS, statistics)
 
@@ -112,8 +129,8 @@ def _tensor_cells(tensor: TensorDiff) -> list[str]:
     ]
 
 
-def _statistics(tensor: TensorDiff) -> Iterator[list[str]]:
-    for side, digest in (("A", tensor.digest_a), ("B", tensor.digest_b)):
+def _statistics(tensor: TensorDiff, words: Words) -> Iterator[list[str]]:
+    for side, digest in ((words.a, tensor.digest_a), (words.b, tensor.digest_b)):
         if digest is None:
             continue
         finite = digest.count - digest.nan - digest.pos_inf - digest.neg_inf
@@ -130,17 +147,17 @@ def _statistics(tensor: TensorDiff) -> Iterator[list[str]]:
         ]
 
 
-def _figures(tensor: TensorDiff) -> Iterator[tuple[str, Figure, int]]:
+def _figures(tensor: TensorDiff, words: Words) -> Iterator[tuple[str, Figure, int]]:
     if tensor.error_map is not None:
         source = tensor.error_map
-        yield "map", error_map(source, limit="noise floor"), sum(map(len, source.values))
+        yield "map", error_map(source, limit=words.limit), sum(map(len, source.values))
     if tensor.histogram is not None:
         yield "histogram", difference_histogram(tensor.histogram), 0
 
 
-def _worst(tensor: TensorDiff) -> dict[str, Any]:
+def _worst(tensor: TensorDiff, words: Words) -> dict[str, Any]:
     rows = [
         ["[" + ", ".join(map(str, item.index)) + "]", short(item.a), short(item.b), short(item.ulp)]
         for item in tensor.worst
     ]
-    return _table(f"{_tensor_name(tensor)}: worst elements", ("Element", "A", "B", "ULP"), rows)
+    return _table(f"{_tensor_name(tensor)}: worst elements", ("Element", words.a, words.b, "ULP"), rows)
