@@ -23,8 +23,6 @@ from bridge.capture.shards import BlobLine, Named, ShardWriter, blob_name, name_
 #: Free space that is left alone on the disk written to.
 DISK_RESERVE = 64 << 20
 _MOST_THREADS = 16
-#: Of a large blob so much is hashed and then written: it stays in a second-level cache in between.
-_PART_BYTES = 1 << 20
 
 
 class Ledger(Protocol):
@@ -221,10 +219,9 @@ class Workers:
         while (load := stream.next()) is not None:
             try:
                 (data,) = self._arrived(load, [stream.blob])
-                for begin in range(0, len(data), _PART_BYTES):
-                    part = data[begin : begin + _PART_BYTES]
-                    state.update(part)
-                    writer.extend(part)
+                # A part at once: each call gives the interpreter's lock away and has to get it back.
+                state.update(data)
+                writer.extend(data)
                 seen += len(data)
             finally:
                 load.release()
