@@ -29,6 +29,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from localisation_change import Change, Plant
 from localisation_faults import faults, legal
+from localisation_heldout import held_out_faults, held_out_legal
 from localisation_kernels import kernel_faults, kernel_legal
 from localisation_ranks import rank_faults, rank_legal, run_ranks
 
@@ -42,7 +43,8 @@ from bridge.verify.runs import Run, load_run
 
 def all_changes() -> list[Change]:
     """Every planted change: faults, then legal ones."""
-    return [*faults(), *kernel_faults(), *rank_faults(), *legal(), *kernel_legal(), *rank_legal()]
+    wrong = [*faults(), *kernel_faults(), *rank_faults()]
+    return [*wrong, *legal(), *kernel_legal(), *rank_legal(), *held_out_faults(), *held_out_legal()]
 
 
 @contextlib.contextmanager

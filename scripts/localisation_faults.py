@@ -69,7 +69,7 @@ class _WrongNormGrad(torch.autograd.Function):
         return scaled - x * inverse * inverse * mean, (grad * x * inverse).reshape(-1, x.shape[-1]).sum(0)
 
 
-class _GradTimes(torch.autograd.Function):
+class GradTimes(torch.autograd.Function):
     """Identity whose gradient is scaled."""
 
     @staticmethod
@@ -153,15 +153,27 @@ def checkpointed(model: torch.nn.Module) -> None:
         layer.forward = lambda *args, f=plain, **more: checkpoint(f, *args, use_reentrant=False, **more)
 
 
-def compiled(name: str) -> Plant:
-    """Trace and decompose the modules of one name, without a code generator."""
+def compiled(name: str, backend: str = "aot_eager") -> Plant:
+    """Compile the modules of one name; "aot_eager" traces and decomposes without a code generator."""
 
     def plant(model: torch.nn.Module) -> None:
         for fqn, module in list(model.named_modules()):
             if fqn.endswith(name):
-                module.forward = torch.compile(module.forward, backend="aot_eager")  # type: ignore[method-assign]
+                module.forward = torch.compile(module.forward, backend=backend)  # type: ignore[method-assign]
 
     return plant
+
+
+def no_compiler() -> str:
+    """Why Inductor cannot generate code for the CPU here; "": it can."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "Inductor needs a C++ compiler, and there is none"
+    return ""
 
 
 def faults() -> list[Change]:
@@ -218,14 +230,14 @@ def faults() -> list[Change]:
         Change(name="overflow to Inf", where=("layers.1.feed_forward.w3",),
                plant=after("layers.1.feed_forward.w3", lambda t: t * 1e20 * 1e20)),
         Change(name="last row zeroed", where=("layers.1.attention.wo",),
-               plant=after("layers.1.attention.wo", _last_row_lost)),
+               plant=after("layers.1.attention.wo", last_row_lost)),
         Change(name="dropout nobody asked for", where=(ff,), plant=after(ff, lambda t: F.dropout(t, 0.1))),
         Change(name="dropout of another seed", where=(ff,), base=after(ff, lambda t: _drop(t, 1)),
                plant=after(ff, lambda t: _drop(t, 2))),
         Change(name="rope: positions off by one", where=("layers.0.attention.rope",), plant=_shift_rope),
         Change(name="rope: half-precision angles", where=("layers.1.attention.rope",), plant=_coarse_rope),
         Change(name="gradient scaled by 1.01", where=("layers.0.feed_forward",),
-               plant=after("layers.0.feed_forward", lambda t: _GradTimes.apply(t, 1.01))),
+               plant=after("layers.0.feed_forward", lambda t: GradTimes.apply(t, 1.01))),
         Change(name="gradient dropped (detach)", where=("layers.1.attention",),
                plant=after("layers.1.attention.qkv_linear.wk", lambda t: t.detach())),
         Change(name="one weight perturbed", where=(wq,), plant=weight(wq, lambda w: w[3, 5].add_(0.1))),
@@ -235,7 +247,7 @@ def faults() -> list[Change]:
     ]  # fmt: skip
     adamw = ("_fused_adamw_", "_foreach", "adam")
     wrong += [
-        Change(name=f"optimizer: {key}", where=adamw, plant=_group(key, value))
+        Change(name=f"optimizer: {key}", where=adamw, plant=optimizer_group(key, value))
         for key, value in (("betas", (0.8, 0.95)), ("eps", 1e-6), ("weight_decay", 0.2), ("lr", 4e-4))
     ]
     wrong.append(
@@ -251,7 +263,7 @@ def _swap(w: torch.Tensor) -> None:
     w[101] = first
 
 
-def _last_row_lost(t: torch.Tensor) -> torch.Tensor:
+def last_row_lost(t: torch.Tensor) -> torch.Tensor:
     return torch.cat([t[:, :-1], torch.zeros_like(t[:, -1:])], 1)
 
 
@@ -271,7 +283,7 @@ def _coarse_rope(model: torch.nn.Module) -> None:
     module.cache = torch.view_as_complex(angles.contiguous())  # type: ignore[assignment]
 
 
-def _group(key: str, value: Any) -> Plant:
+def optimizer_group(key: str, value: Any) -> Plant:
     """Change a constant of the optimizer that steps next; hooks are kept by torch, so it acts once."""
 
     def plant(model: torch.nn.Module) -> None:
@@ -311,6 +323,10 @@ def legal() -> list[Change]:
         Change(name="two threads", threads=2),
         Change(name="activation checkpointing on", plant=checkpointed),
         Change(name="torch.compile of the feed-forward", plant=compiled("feed_forward")),
+        Change(name="torch.compile with Inductor, feed-forward", plant=compiled("feed_forward", "inductor"),
+               missing=no_compiler),
+        Change(name="torch.compile with Inductor, every norm", plant=compiled("norm", "inductor"),
+               missing=no_compiler),
         Change(name="Triton kernel for every norm", settings={"override.imports": [KERNEL]}),
         Change(name="optimizer: foreach", settings={"optimizer.implementation": "foreach"}),
         Change(name="optimizer: for-loop", settings={"optimizer.implementation": "for-loop"}),

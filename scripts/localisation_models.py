@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from datasets import Dataset
+from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.hf_datasets import DatasetConfig
 from torchtitan.hf_datasets.text_datasets import DATASETS
+from torchtitan.models.qwen3.config_registry import qwen3_debugmodel
 
 from bridge.demo.config_registry import offset_decoder
 
@@ -28,4 +30,19 @@ def shared_batch() -> Any:
     """The demo's decoder on `DOCUMENTS`, one document a sequence."""
     config = offset_decoder()
     config.dataloader.dataset = "bridge_localisation"
+    return config
+
+
+def held_out() -> Any:
+    """Two layers of torchtitan's qwen3 debug model in bfloat16: not the demo's modules, width or dtype."""
+    config = qwen3_debugmodel()
+    demo = offset_decoder()
+    model = config.model_spec.model
+    model.layers = model.layers[:2]
+    config.loss = CrossEntropyLoss.Config(global_vocab_size=model.vocab_size)
+    config.hf_assets_path, config.dataloader = demo.hf_assets_path, demo.dataloader
+    for name in ("parallelism", "comm", "debug", "activation_checkpoint"):
+        setattr(config, name, getattr(demo, name))
+    config.training.local_batch_size, config.training.seq_len, config.training.steps = 1, 64, 100
+    config.training.mixed_precision_param = "bfloat16"
     return config

@@ -7,7 +7,8 @@ import re
 import numpy as np
 
 from bridge.capture.record import Call
-from bridge.verify.columns import PHASES, Bools, Columns, Floats, short_op
+from bridge.verify.align import Alignment
+from bridge.verify.columns import KINDS, PHASES, Bools, Columns, Floats, short_op
 from bridge.verify.diff_document import Origin
 from bridge.verify.divergence import Divergence
 from bridge.verify.finding import LIKELY, SURE, TOLD, Arguments, Finding, argument_differences
@@ -21,6 +22,7 @@ GAIN = 32.0
 #: rounding may do, are no rounding that anybody has explained.
 UNEXPLAINED = 1e-3
 
+_MODULE = KINDS.index("module")
 _RANDOM = re.compile(r"(dropout|bernoulli|rand|normal_|uniform_|exponential_|multinomial|philox)")
 
 
@@ -72,7 +74,7 @@ def born_findings(
     alignment = divergence.alignment
     found = []
     born = divergence.born()
-    for pair in np.flatnonzero(born | _likely(b, divergence, level)).tolist():
+    for pair in np.flatnonzero(born | _likely(a, b, divergence, level)).tolist():
         at_a, at_b = int(alignment.a[pair]), int(alignment.b[pair])
         call_a, call_b = a.calls[at_a], b.calls[at_b]
         sure = bool(born[pair])
@@ -207,17 +209,24 @@ def told_findings(
     return found
 
 
-def unexplained(b: Columns, divergence: Divergence) -> Bools:
+def rearranged(a: Columns, b: Columns, alignment: Alignment) -> Bools:
+    """Pairs of ops of a module in which either run has calls of its own: they may make other things."""
+    alone = np.concatenate([a.module[alignment.only_a], b.module[alignment.only_b]])
+    return np.asarray((b.kind[alignment.b] != _MODULE) & np.isin(b.module[alignment.b], alone))
+
+
+def unexplained(a: Columns, b: Columns, divergence: Divergence) -> Bools:
     """Pairs of forward and backward whose outputs, or gradients, are further apart than rounding gets."""
     phase = b.phase[divergence.alignment.b]
     inside = (phase != PHASES.index("optimizer")) & (phase != PHASES.index("other"))
+    inside &= ~rearranged(a, b, divergence.alignment)
     coarsest = float(divergence.noise[inside & ~divergence.out_equal].max(initial=0.0))
     with np.errstate(invalid="ignore"):
         size = np.fmax(divergence.out_difference, divergence.backward)
         return np.asarray(inside & ~divergence.out_equal & (size > max(UNEXPLAINED, GAIN * coarsest)))
 
 
-def _likely(b: Columns, divergence: Divergence, level: Floats) -> Bools:
+def _likely(a: Columns, b: Columns, divergence: Divergence, level: Floats) -> Bools:
     """Pairs whose outputs (or, of a module, gradients) differ far more than their unequal inputs can."""
     with np.errstate(invalid="ignore"):
         inputs = divergence.noise + np.fmax(divergence.in_difference, level)
@@ -225,7 +234,27 @@ def _likely(b: Columns, divergence: Divergence, level: Floats) -> Bools:
         backward = divergence.backward > GAIN * np.fmax(inputs, divergence.backward_in)
         # Normalising optimizers turn rounding of a tiny gradient into a whole step; only replay can tell.
         steps = b.phase[divergence.alignment.b] == PHASES.index("optimizer")
-        return np.asarray(~divergence.in_equal & (forward | backward) & ~steps & _whole(b, divergence))
+        shown = _shown_later(a, b, divergence) > GAIN * inputs
+        return np.asarray(
+            ~divergence.in_equal & (forward | backward) & ~steps & _whole(b, divergence) & shown
+        )
+
+
+def _shown_later(a: Columns, b: Columns, divergence: Divergence) -> Floats:
+    """Per pair in rearranged code the largest difference that anything later shows; elsewhere infinite.
+
+    Where ops were rearranged, two calls that seem to correspond may make different intermediates of one
+    right result. What is wrong there comes out, and calls that surely correspond read it.
+    """
+    alignment = divergence.alignment
+    mixed = rearranged(a, b, alignment)
+    mixed[list(alignment.runs)] = True
+    size = np.fmax(divergence.in_difference, np.fmax(divergence.out_difference, divergence.backward))
+    size = np.where(mixed, 0.0, np.nan_to_num(size, posinf=np.inf))
+    order = np.lexsort((b.rank[alignment.b], b.index[alignment.b], b.step[alignment.b]))
+    later = np.empty(len(order))
+    later[order] = np.maximum.accumulate(size[order][::-1])[::-1]
+    return np.where(mixed, later, np.inf)
 
 
 def _whole(b: Columns, divergence: Divergence) -> Bools:

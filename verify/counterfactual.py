@@ -20,10 +20,12 @@ from bridge.capture.store import Capture
 from bridge.errors import CaptureError, KernelError
 from bridge.verify.attribution import Attributions, retaint
 from bridge.verify.chain import run_chain
-from bridge.verify.columns import KINDS, Columns, reads_of, take
+from bridge.verify.chain_gate import distance, judge_chain
+from bridge.verify.columns import Columns, reads_of, take
 from bridge.verify.diff_document import ORIGINS, Attribution, Origin
 from bridge.verify.divergence import Divergence
 from bridge.verify.finding import SURE, Finding
+from bridge.verify.module_births import module_births
 from bridge.verify.opjudge import OpGate, judge_output
 from bridge.verify.rerun import cannot_rerun, rerun, rerun_wide
 
@@ -32,8 +34,6 @@ MAX_PAIRS = 400
 MAX_BYTES = 4 << 30
 #: Growth of a relative difference from inputs to outputs that counts as amplified.
 AMPLIFIED = 8.0
-#: A fused kernel's root-mean-square error against FP64 may be this many times the eager one's.
-RMS_RATIO = {torch.bfloat16: 1.6, torch.float16: 1.6, torch.float32: 8.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def replay_pairs(
                 reason = type(error).__name__ + ": " + str(error).split(": ", 1)[-1][:80]
         if reason is not None and call_b.kind == "op":
             skipped[reason] = skipped.get(reason, 0) + 1
-    by_pair.update(_modules(capture_a, capture_b, a, b, divergence))
+    by_pair.update(module_births(capture_a, capture_b, a, b, divergence))
     return Replays(
         attributions=_corrected(a, b, divergence, found, by_pair),
         by_pair=by_pair,
@@ -88,30 +88,6 @@ def replay_pairs(
             f"{count} differing calls not replayed: {reason}" for reason, count in skipped.items()
         ),
     )
-
-
-def _modules(
-    capture_a: Capture, capture_b: Capture, a: Columns, b: Columns, divergence: Divergence
-) -> dict[int, Attribution]:
-    """Module calls that make of bit-equal inputs outputs further apart than rounding, element by element."""
-    alignment = divergence.alignment
-    modules = a.kind[alignment.a] == KINDS.index("module")
-    found = {}
-    for pair in np.flatnonzero(modules & divergence.in_equal & ~divergence.out_equal).tolist():
-        call_a, call_b = a.calls[int(alignment.a[pair])], b.calls[int(alignment.b[pair])]
-        records = list(zip(call_a.outputs, call_b.outputs, strict=False))
-        if any(left.blob is None or right.blob is None for left, right in records):
-            continue
-        born = max((_distance(capture_a.tensor(x), capture_b.tensor(y)) for x, y in records), default=0.0)
-        floor = float(divergence.noise[pair])
-        if born > floor:
-            found[pair] = Attribution(
-                origin="born",
-                basis="replay",
-                born=_finite(born),
-                detail=f"inputs are bit-equal; outputs differ by {born:.2g}, rounding explains {floor:.2g}",
-            )
-    return found
 
 
 def _bytes(shape: tuple[int, ...]) -> int:
@@ -163,10 +139,10 @@ def _replay(
     else:
         feed = _mapped_inputs(capture_b, a, b, pair, divergence)
     own = rerun(call_a, inputs_of(capture_a, call_a))
-    spread = max((_distance(x, y) for x, y in zip(own, recorded_a, strict=False)), default=0.0)
+    spread = max((distance(x, y) for x, y in zip(own, recorded_a, strict=False)), default=0.0)
     if spread > 0:
         again = rerun(call_a, inputs_of(capture_a, call_a))
-        repeat = max((_distance(x, y) for x, y in zip(own, again, strict=False)), default=0.0)
+        repeat = max((distance(x, y) for x, y in zip(own, again, strict=False)), default=0.0)
         if repeat == 0:
             raise KernelError(
                 f"{call_a.key}: its replay is {spread:.2g} from what the run recorded (other device or build)"
@@ -188,7 +164,7 @@ def _replay(
     ]
     before = inputs_of(capture_a, call_a)
     inside = max(
-        (_distance(before[path], tensor) for path, tensor in feed.items() if path in before), default=0.0
+        (distance(before[path], tensor) for path, tensor in feed.items() if path in before), default=0.0
     )
     return _verdict(divergence, pair, recorded_a, recorded_b, counter, gates, inside)
 
@@ -223,8 +199,8 @@ def _verdict(
     inside: float,
 ) -> Attribution:
     """Name the origin from the three results and the gate against FP64."""
-    born = max((_distance(x, y) for x, y in zip(counter, recorded_b, strict=False)), default=0.0)
-    inherited = max((_distance(x, y) for x, y in zip(recorded_a, counter, strict=False)), default=0.0)
+    born = max((distance(x, y) for x, y in zip(counter, recorded_b, strict=False)), default=0.0)
+    inherited = max((distance(x, y) for x, y in zip(recorded_a, counter, strict=False)), default=0.0)
     gain = inherited / inside if inside > 0 else None
     worst = max(gates, key=lambda gate: gate.ratio, default=None)
     failed = worst is not None and worst.verdict == "FAIL"
@@ -267,53 +243,12 @@ def _replay_run(
     recorded_a, recorded_b = capture_a.tensor(last.outputs[0]), capture_b.tensor(call_b.outputs[0])
     if eager.shape != recorded_b.shape:
         raise KernelError(f"{call_b.key}: its output has another shape than that of {last.key}")
-    # A chain rounds at every step; what that may cost is in the eager run's own error.
-    budget = golden.abs() * 16 * 2.0**-24
-    gate = judge_output(
-        _opaque(last), {}, call_b.outputs[0].name,
-        golden=golden, reference=eager, target=recorded_b, budget=budget,
-    )  # fmt: skip
-    if gate.verdict == "PASS":
-        gate = _companions(gate, golden, eager, recorded_b)
+    gate = judge_chain(last, call_b.outputs[0].name, golden=golden, eager=eager, target=recorded_b)
     inside = float(np.nan_to_num(divergence.in_difference[pair]))
     verdict = _verdict(divergence, pair, [recorded_a], [recorded_b], [eager], [gate], inside)
     return msgspec.structs.replace(
         verdict, detail=f"{len(calls)} eager calls of A in its place; {verdict.detail}"
     )
-
-
-def _opaque(call: Call) -> Call:
-    """The call under a name that has no rule of its own."""
-    return msgspec.structs.replace(call, op="chain::of_calls")
-
-
-def _companions(gate: OpGate, golden: torch.Tensor, eager: torch.Tensor, target: torch.Tensor) -> OpGate:
-    """Catch what a maximum cannot see: a kernel less exact throughout, or biased, though nowhere far off."""
-    from bridge.verify.ulp import ulp_of
-
-    keep = golden.isfinite() & eager.isfinite() & target.isfinite()
-    if int(keep.sum()) < 64 or target.dtype not in RMS_RATIO:
-        return gate
-    unit = ulp_of(golden[keep], target.dtype)
-    # Toward or away from zero, since that is how truncation and lost terms show.
-    sign = torch.sign(golden[keep])
-    errors = [(value[keep].double() - golden[keep]) * sign / unit for value in (eager, target)]
-    rms = [float(error.square().mean().sqrt()) for error in errors]
-    least = 0.29 if target.dtype != torch.float32 else 0.5
-    if rms[1] > RMS_RATIO[target.dtype] * max(rms[0], least):
-        reason = f"root-mean-square error is {rms[1]:.2g} ULP, eager has {rms[0]:.2g}"
-        return _failing(gate, reason)
-    shift = float(errors[1].mean()) - float(errors[0].mean())
-    deviation = float((errors[1] - errors[0]).std()) / math.sqrt(int(keep.sum()))
-    if abs(shift) > (0.1 if target.dtype != torch.float32 else 2.0) and abs(shift) > 8 * deviation:
-        return _failing(gate, f"biased by {shift:+.2g} ULP against eager: not rounding")
-    return gate
-
-
-def _failing(gate: OpGate, reason: str) -> OpGate:
-    from dataclasses import replace
-
-    return replace(gate, verdict="FAIL", ratio=max(gate.ratio, 1.001), reason=reason, cause="wrong result")
 
 
 def _record(columns: Columns, row: int) -> TensorRecord:
@@ -323,23 +258,6 @@ def _record(columns: Columns, row: int) -> TensorRecord:
 
 def _content(columns: Columns, row: int) -> tuple[int, int]:
     return int(columns.reads.hash[row]), int(columns.reads.shape[row])
-
-
-def _distance(x: torch.Tensor, y: torch.Tensor) -> float:
-    """max|x - y| over max|x|; NaN in the same place is equal."""
-    if x.shape != y.shape:
-        return math.inf
-    if x.is_complex() or y.is_complex():
-        x, y = torch.view_as_real(x.resolve_conj()), torch.view_as_real(y.resolve_conj())
-    left, right = x.double(), y.double()
-    same = (left == right) | (left.isnan() & right.isnan())
-    if bool(same.all()):
-        return 0.0
-    size = torch.where(same, 0.0, (left - right).abs())
-    finite = left[left.isfinite()]
-    scale = float(finite.abs().max()) if finite.numel() else 1.0
-    value = float(size.max())
-    return value / scale if scale > 0 and math.isfinite(value) else math.inf
 
 
 def _finite(value: float | None) -> float | None:

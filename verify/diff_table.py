@@ -82,7 +82,7 @@ def rows_of(a: Columns, b: Columns, divergence: Divergence, attributions: Attrib
     equal = divergence.out_equal & divergence.in_equal
     # Equal outputs of unequal inputs are equal where it counts: nothing is passed on.
     status[attributions.tainted] = STATUSES.index("differs")
-    status[unexplained(b, divergence)] = STATUSES.index("differs")
+    status[unexplained(a, b, divergence)] = STATUSES.index("differs")
     status[divergence.out_equal & ~attributions.tainted] = STATUSES.index("equal")
     status[equal & ~attributions.tainted] = STATUSES.index("equal")
     status[~comparable & ~attributions.tainted] = STATUSES.index("incomparable")

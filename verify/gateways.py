@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from bridge.verify.births import GAIN, rearranged
 from bridge.verify.columns import KINDS, Bools, Columns, Floats, Ints, take
 from bridge.verify.divergence import Divergence
 from bridge.verify.finding import LIKELY, SURE, Finding
 from bridge.verify.floors import EPS, FUSED_ULPS
 
 _MODULE = KINDS.index("module")
-
-#: As in `births`: growth of a difference that accuses a call by its digests.
-GAIN = 32.0
 
 
 def gateways(
@@ -32,6 +30,7 @@ def gateways(
     if not matters.any():
         return []
     known_a, known_b = _known_contents(a), _known_contents(b)
+    mixed = rearranged(a, b, alignment)
     found: dict[tuple[str, int], Finding] = {}
     for row in np.flatnonzero(matters).tolist():
         pair = int(reads.pair[row])
@@ -39,7 +38,7 @@ def gateways(
         left, right = int(made_a[row]), int(made_b[row])
         first_b = _first_alone(b, right, partner_b, known_a) if pair_b[row] == -1 else -1
         first_a = _first_alone(a, left, partner_a, known_b) if pair_a[row] == -1 else -1
-        if first_b < 0 and first_a < 0 and pair_b[row] == -1:
+        if first_b < 0 and first_a < 0 and pair_b[row] == -1 and not mixed[pair]:
             size = float(reads.difference[row])
             inside = _entering(b, right, partner_b, divergence)
             made = float(np.nan_to_num(divergence.out_difference[pair], nan=np.inf))
@@ -162,7 +161,7 @@ def _first_alone(columns: Columns, call: int, partner: Ints, known: set[int]) ->
         at = todo.pop()
         for row in take(columns.reads, at):
             made = int(columns.reads.producer[row])
-            if int(columns.reads.hash[row]) in known:
+            if bool(columns.reads.void[row]) or int(columns.reads.hash[row]) in known:
                 continue
             if made < 0 or partner[made] >= 0:
                 return -1
