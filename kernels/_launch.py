@@ -153,6 +153,13 @@ def warps_for(elements: int) -> int:
     return 16 if elements <= 16384 else 32
 
 
+def row_grid(rows: int, columns: int) -> tuple[tuple[int], int, int, int]:
+    """Grid, tile rows, tile columns and warps for a pass in which a tile holds whole rows."""
+    block = column_block(columns)
+    tile = rows_per_tile(block)
+    return (triton.cdiv(rows, tile),), tile, block, warps_for(tile * block)
+
+
 def matrix_grid(rows: int, columns: int) -> tuple[tuple[int, int], int, int, int]:
     """Grid, tile rows, tile columns and warps for an elementwise pass over a matrix.
 

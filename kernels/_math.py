@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from bridge.kernels._launch import device_function
+from bridge.kernels._launch import device_function, widen
 
 
 @device_function
@@ -22,6 +22,12 @@ def deepen(x, PRECISE: tl.constexpr):
         return x.to(tl.float64)
     else:  # noqa: RET505  (Triton compiles what follows a return as well)
         return x
+
+
+@device_function
+def read(pointers, inside, PRECISE: tl.constexpr):
+    """The block there, 0 where not inside, in the precision to calculate in: fp64 with PRECISE, else fp32."""
+    return deepen(widen(tl.load(pointers, mask=inside, other=0.0)), PRECISE)
 
 
 @device_function

@@ -5,11 +5,13 @@ Imported by `kernel.py` files only, because it imports triton.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
-from bridge.kernels._launch import INTERPRETED, column_block, narrow, wrap_triton
+from bridge.kernels._launch import INTERPRETED, column_block, narrow, rows_per_tile, wrap_triton
 
 #: Row blocks at 4096 columns: as many as 132 SMs run at once, so that there is no half-empty second wave.
 _ROW_BLOCKS = 256
@@ -47,23 +49,52 @@ def fold(partial: torch.Tensor, total: torch.Tensor) -> None:
     )  # fmt: skip
 
 
-def tiles_per_program(rows: int, tile: int, block: int) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How the first stage shares out the rows."""
+
+    blocks: int  #: programs, each with a row of partial sums
+    tile: int  #: rows of a tile
+    tiles: int  #: tiles that a program walks
+    block: int  #: columns of a tile
+    stages: int  #: tiles under way at once
+    warps: int
+
+
+def split_rows(rows: int, columns: int, element_bytes: int) -> Split:
+    """Share `rows` of `columns` out, of whose elements each loads `element_bytes` from all inputs together.
+
+    Depends on the shape alone, so that results repeat from GPU to GPU.
+    """
+    block = column_block(columns)
+    tile = rows_per_tile(block)
+    tiles = _tiles(rows, tile, block)
+    return Split(
+        blocks=triton.cdiv(rows, tile * tiles),
+        tile=tile,
+        tiles=tiles,
+        block=block,
+        stages=_stages(tile * block * element_bytes),
+        warps=_warps(tile * block),
+    )
+
+
+def _tiles(rows: int, tile: int, block: int) -> int:
     """Tiles of `tile` rows that each first-stage program walks.
 
-    Depends on the shape alone, so that results repeat from GPU to GPU. A power of two or a multiple of 16, so
-    that few variants are compiled; wide rows get fewer blocks, so that the partial sums stay small beside the
-    input.
+    A power of two or a multiple of 16, so that few variants are compiled; wide rows get fewer blocks, so that
+    the partial sums stay small beside the input.
     """
     wanted = max(_LEAST_ROW_BLOCKS, min(_ROW_BLOCKS, _ROW_BLOCKS * 4096 // block))
     tiles = int(triton.cdiv(triton.cdiv(rows, tile), wanted))
     return int(triton.next_power_of_2(tiles)) if tiles <= 16 else 16 * int(triton.cdiv(tiles, 16))
 
 
-def stages_for(step_bytes: int) -> int:
+def _stages(step_bytes: int) -> int:
     """Stages of a first-stage loop whose step loads `step_bytes`: as many as shared memory has room for."""
     return 3 if step_bytes <= 16384 else 2 if step_bytes <= 32768 else 1
 
 
-def stage_warps(elements: int) -> int:
+def _warps(elements: int) -> int:
     """Warps of a first-stage program with `elements` in a tile: 16 a thread, as four such blocks are live."""
     return max(4, min(32, int(triton.next_power_of_2(elements)) // 512))

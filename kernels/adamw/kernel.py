@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from bridge.kernels._launch import INTERPRETED, kernel_op, narrow, widen, wrap_triton
-from bridge.kernels._math import deepen
+from bridge.kernels._launch import INTERPRETED, kernel_op, narrow, wrap_triton
+from bridge.kernels._math import read
 
 __all__ = ["INTERPRETED", "adamw_step"]
 
@@ -26,10 +26,10 @@ def adamw_step_kernel(
     PRECISE: tl.constexpr = param_ptr.dtype.element_ty == tl.float32
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    param = deepen(widen(tl.load(param_ptr + at, mask=inside, other=0.0)), PRECISE)
-    grad = deepen(widen(tl.load(grad_ptr + at, mask=inside, other=0.0)), PRECISE)
-    mean = deepen(widen(tl.load(mean_ptr + at, mask=inside, other=0.0)), PRECISE)
-    square = deepen(widen(tl.load(square_ptr + at, mask=inside, other=0.0)), PRECISE)
+    param = read(param_ptr + at, inside, PRECISE)
+    grad = read(grad_ptr + at, inside, PRECISE)
+    mean = read(mean_ptr + at, inside, PRECISE)
+    square = read(square_ptr + at, inside, PRECISE)
     mean = BETA1 * mean + (1.0 - BETA1) * grad
     square = BETA2 * square + (1.0 - BETA2) * grad * grad
     root = tl.sqrt(square) / root_correction + EPS

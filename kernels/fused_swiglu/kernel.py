@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from bridge.kernels._launch import INTERPRETED, as_matrix, kernel_op, matrix_grid, narrow, widen, wrap_triton
-from bridge.kernels._math import deepen, sigmoid
+from bridge.kernels._launch import INTERPRETED, as_matrix, kernel_op, matrix_grid, narrow, wrap_triton
+from bridge.kernels._math import read, sigmoid
 
 __all__ = ["INTERPRETED", "swiglu", "swiglu_backward"]
 
@@ -27,10 +27,8 @@ def swiglu_forward_kernel(
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside = (row < rows) & (column < columns)
-    gate = deepen(
-        widen(tl.load(gate_ptr + row * gate_row + column * gate_column, mask=inside, other=0.0)), PRECISE
-    )
-    up = deepen(widen(tl.load(up_ptr + row * up_row + column * up_column, mask=inside, other=0.0)), PRECISE)
+    gate = read(gate_ptr + row * gate_row + column * gate_column, inside, PRECISE)
+    up = read(up_ptr + row * up_row + column * up_column, inside, PRECISE)
     y = gate * sigmoid(gate, PRECISE) * up
     tl.store(y_ptr + row * columns + column, narrow(y, y_ptr.dtype.element_ty), mask=inside)
 
@@ -46,13 +44,9 @@ def swiglu_backward_kernel(
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside = (row < rows) & (column < columns)
-    grad = deepen(
-        widen(tl.load(grad_ptr + row * grad_row + column * grad_column, mask=inside, other=0.0)), PRECISE
-    )
-    gate = deepen(
-        widen(tl.load(gate_ptr + row * gate_row + column * gate_column, mask=inside, other=0.0)), PRECISE
-    )
-    up = deepen(widen(tl.load(up_ptr + row * up_row + column * up_column, mask=inside, other=0.0)), PRECISE)
+    grad = read(grad_ptr + row * grad_row + column * grad_column, inside, PRECISE)
+    gate = read(gate_ptr + row * gate_row + column * gate_column, inside, PRECISE)
+    up = read(up_ptr + row * up_row + column * up_column, inside, PRECISE)
     s = sigmoid(gate, PRECISE)
     slope = s * (1.0 + gate * (1.0 - s))
     at = row * columns + column

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from bridge.kernels._launch import INTERPRETED, as_matrix, kernel_op, matrix_grid, narrow, widen, wrap_triton
-from bridge.kernels._math import deepen, exp, sigmoid
+from bridge.kernels._launch import INTERPRETED, as_matrix, kernel_op, matrix_grid, narrow, wrap_triton
+from bridge.kernels._math import exp, read, sigmoid
 
 __all__ = ["INTERPRETED", "geglu", "geglu_backward"]
 
@@ -91,10 +91,8 @@ def geglu_forward_kernel(
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside = (row < rows) & (column < columns)
-    gate = deepen(
-        widen(tl.load(gate_ptr + row * gate_row + column * gate_column, mask=inside, other=0.0)), PRECISE
-    )
-    up = deepen(widen(tl.load(up_ptr + row * up_row + column * up_column, mask=inside, other=0.0)), PRECISE)
+    gate = read(gate_ptr + row * gate_row + column * gate_column, inside, PRECISE)
+    up = read(up_ptr + row * up_row + column * up_column, inside, PRECISE)
     value, _ = gelu_and_slope(gate, TANH, PRECISE)
     tl.store(y_ptr + row * columns + column, narrow(value * up, y_ptr.dtype.element_ty), mask=inside)
 
@@ -110,13 +108,9 @@ def geglu_backward_kernel(
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside = (row < rows) & (column < columns)
-    grad = deepen(
-        widen(tl.load(grad_ptr + row * grad_row + column * grad_column, mask=inside, other=0.0)), PRECISE
-    )
-    gate = deepen(
-        widen(tl.load(gate_ptr + row * gate_row + column * gate_column, mask=inside, other=0.0)), PRECISE
-    )
-    up = deepen(widen(tl.load(up_ptr + row * up_row + column * up_column, mask=inside, other=0.0)), PRECISE)
+    grad = read(grad_ptr + row * grad_row + column * grad_column, inside, PRECISE)
+    gate = read(gate_ptr + row * gate_row + column * gate_column, inside, PRECISE)
+    up = read(up_ptr + row * up_row + column * up_column, inside, PRECISE)
     value, slope = gelu_and_slope(gate, TANH, PRECISE)
     at = row * columns + column
     tl.store(grad_gate_ptr + at, narrow(grad * up * slope, grad_gate_ptr.dtype.element_ty), mask=inside)

@@ -15,15 +15,13 @@ from bridge.kernels._launch import (
     INTERPRETED,
     MAX_COLUMNS,
     as_rows,
-    column_block,
     kernel_op,
     narrow,
-    rows_per_tile,
-    warps_for,
+    row_grid,
     widen,
     wrap_triton,
 )
-from bridge.kernels._reduce import fold, stage_warps, stages_for, tiles_per_program
+from bridge.kernels._reduce import fold, split_rows
 
 __all__ = ["INTERPRETED", "MAX_COLUMNS", "rms_norm", "rms_norm_backward"]
 
@@ -99,11 +97,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.T
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows and columns:
-        block = column_block(columns)
-        tile = rows_per_tile(block)
-        wrap_triton(rms_norm_forward_kernel)[(triton.cdiv(rows, tile),)](
+        grid, tile, block, warps = row_grid(rows, columns)
+        wrap_triton(rms_norm_forward_kernel)[grid](
             source, weight.contiguous(), y, rstd, rows, columns, source.stride(0), eps,
-            TILE=tile, BLOCK=block, num_warps=warps_for(tile * block),
+            TILE=tile, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return y, rstd
 
@@ -129,16 +126,12 @@ def rms_norm_backward(
     if not rows or not columns:
         return grad_x, torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
     grad_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    block = column_block(columns)
-    tile = rows_per_tile(block)
-    tiles = tiles_per_program(rows, tile, block)
-    blocks = triton.cdiv(rows, tile * tiles)
-    partial = torch.empty((blocks, columns), dtype=torch.float32, device=x.device)
-    wrap_triton(rms_norm_backward_kernel)[(blocks,)](
+    split = split_rows(rows, columns, x.element_size() + grad.element_size())
+    partial = torch.empty((split.blocks, columns), dtype=torch.float32, device=x.device)
+    wrap_triton(rms_norm_backward_kernel)[(split.blocks,)](
         upstream, source, weight.contiguous(), rstd, grad_x, partial, rows, columns,
         upstream.stride(0), source.stride(0),
-        TILE=tile, TILES=tiles, BLOCK=block, num_warps=stage_warps(tile * block),
-        STAGES=stages_for(tile * block * (x.element_size() + grad.element_size())),
+        TILE=split.tile, TILES=split.tiles, STAGES=split.stages, BLOCK=split.block, num_warps=split.warps,
     )  # fmt: skip
     fold(partial, grad_weight)
     return grad_x, grad_weight

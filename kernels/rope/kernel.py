@@ -19,7 +19,7 @@ from bridge.kernels._launch import (
     widen,
     wrap_triton,
 )
-from bridge.kernels._math import deepen
+from bridge.kernels._math import deepen, read
 
 __all__ = ["INTERPRETED", "rope"]
 
@@ -53,15 +53,15 @@ def rope_kernel(
         # Both of a pair come in one wide load: every other column would waste half of what memory delivers.
         column = tl.arange(0, 2 * BLOCK)
         rotated = (row < rows)[:, None] & (column < 2 * pairs)[None, :]
-        both = tl.load(x_row + column[None, :] * x_column, mask=rotated, other=0.0)
-        first, second = tl.split(tl.reshape(deepen(widen(both), PRECISE), (TILE, BLOCK, 2)))
+        both = read(x_row + column[None, :] * x_column, rotated, PRECISE)
+        first, second = tl.split(tl.reshape(both, (TILE, BLOCK, 2)))
         turned = tl.join(first * c - second * s, second * c + first * s)
         tl.store(y_row + column[None, :], narrow(tl.reshape(turned, (TILE, 2 * BLOCK)), dtype), mask=rotated)
     else:
         first_at = pair[None, :]
         second_at = first_at + pairs
-        first = deepen(widen(tl.load(x_row + first_at * x_column, mask=inside, other=0.0)), PRECISE)
-        second = deepen(widen(tl.load(x_row + second_at * x_column, mask=inside, other=0.0)), PRECISE)
+        first = read(x_row + first_at * x_column, inside, PRECISE)
+        second = read(x_row + second_at * x_column, inside, PRECISE)
         tl.store(y_row + first_at, narrow(first * c - second * s, dtype), mask=inside)
         tl.store(y_row + second_at, narrow(second * c + first * s, dtype), mask=inside)
     if REST > 0:

@@ -14,11 +14,9 @@ from bridge.kernels._launch import (
     INTERPRETED,
     MAX_COLUMNS,
     as_rows,
-    column_block,
     kernel_op,
     narrow,
-    rows_per_tile,
-    warps_for,
+    row_grid,
     widen,
     wrap_triton,
 )
@@ -95,11 +93,10 @@ def softmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     peak = torch.empty(rows, dtype=torch.float32, device=x.device)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows and columns:
-        block = column_block(columns)
-        tile = rows_per_tile(block)
-        wrap_triton(softmax_forward_kernel)[(triton.cdiv(rows, tile),)](
+        grid, tile, block, warps = row_grid(rows, columns)
+        wrap_triton(softmax_forward_kernel)[grid](
             source, y, peak, scale, rows, columns, source.stride(0),
-            TILE=tile, BLOCK=block, num_warps=warps_for(tile * block),
+            TILE=tile, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return y, peak, scale
 
@@ -122,11 +119,10 @@ def softmax_backward(
     rows, columns = source.shape
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if rows and columns:
-        block = column_block(columns)
-        tile = rows_per_tile(block)
-        wrap_triton(softmax_backward_kernel)[(triton.cdiv(rows, tile),)](
+        grid, tile, block, warps = row_grid(rows, columns)
+        wrap_triton(softmax_backward_kernel)[grid](
             upstream, source, peak, scale, grad_x, rows, columns, upstream.stride(0), source.stride(0),
-            TILE=tile, BLOCK=block, num_warps=warps_for(tile * block),
+            TILE=tile, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return grad_x
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from bridge.errors import KernelError, UsageError
+from bridge.kernels import _reduce
 from bridge.kernels._dispatch import KernelFallbackWarning, warn_fallback
 from bridge.kernels.offset_rmsnorm import kernel
 from bridge.kernels.offset_rmsnorm.op import offset_rms_norm, uses_kernel
@@ -52,7 +53,7 @@ def test_a_row_too_wide_is_refused(gate: SimpleNamespace) -> None:
 
 def test_programs_that_walk_several_tiles(gate: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each backward program takes four tiles of 64 rows, as with many rows; the last ones are empty."""
-    monkeypatch.setattr(kernel, "tiles_per_program", lambda *_: 4)
+    monkeypatch.setattr(_reduce, "_tiles", lambda *_: 4)
     gate.judge(SPEC, _pair(gate, (640, 16), torch.float16))
 
 
