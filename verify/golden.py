@@ -59,11 +59,20 @@ def widen(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(t.to(torch.float64, copy=True) if t.is_floating_point() else t.clone() for t in tensors)
 
 
-def run_golden(spec: KernelSpec, case: Case, *, inputs: tuple[torch.Tensor, ...] | None = None) -> Result:
+@contextmanager
+def _also(outer: Any, inner: Any) -> Iterator[None]:
+    with outer, inner:
+        yield
+
+
+def run_golden(
+    spec: KernelSpec, case: Case, *, inputs: tuple[torch.Tensor, ...] | None = None, under: Any = None
+) -> Result:
     """Golden's outputs and gradients in FP64, from the case's exact values.
 
     Args:
         inputs: FP64 stand-ins for the case's own values (the stability check moves them a little).
+        under: a dispatch mode that the formula runs under (the self-check reorders its sums).
 
     Raises:
         SpecError: the reference cannot run in FP64; the spec must then give `golden`.
@@ -71,6 +80,8 @@ def run_golden(spec: KernelSpec, case: Case, *, inputs: tuple[torch.Tensor, ...]
     function, context = (
         (spec.golden, plain_math()) if spec.golden is not None else (spec.reference, _lifted())
     )
+    if under is not None:
+        context = _also(context, under)
     values = widen(inputs if inputs is not None else case.inputs)
     try:
         result = run(

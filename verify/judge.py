@@ -21,7 +21,7 @@ from bridge.verify.every import zero_signs
 from bridge.verify.exact import FAMILY as EXACT
 from bridge.verify.exact import exact_tensors
 from bridge.verify.execute import Result, run, run_target, same_bits, tensor_names
-from bridge.verify.golden import run_golden
+from bridge.verify.golden_check import checked_golden
 from bridge.verify.nearby import beside, far_case, near_case, near_result
 from bridge.verify.options import Options
 from bridge.verify.plan import OWN_FAMILIES
@@ -200,7 +200,7 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
     if isinstance(target, Result) and beside(target, case):
         case = near_case(case)
         reference, target = near_result(reference, case), near_result(target, case)
-    golden = run_golden(spec, case)
+    golden, doubts = checked_golden(spec, case, reference)
     noise = measure_noise(spec, case, seed=options.seed)
     judged = JudgedCase(
         record=CaseRecord(
@@ -210,7 +210,7 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
             shapes=tuple(tuple(t.shape) for t in case.inputs),
             attrs=dict(case.attrs),
             launches=target.kernels if isinstance(target, Result) else (),
-            notes=(*case.notes, *((f"refused: {refused}",) if refused else ())),
+            notes=(*case.notes, *((f"refused: {refused}",) if refused else ()), *doubts),
         ),
         refused=refused,
     )

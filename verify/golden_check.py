@@ -1,0 +1,167 @@
+"""Golden checks itself: FP64 is an oracle only where two orders of summation agree in it.
+
+Every sum of golden is run front to back and back to front. A tensor with elements that differ by more than a
+hundredth of a ULP of the judged dtype is recomputed with sums that round once (`math.fsum` over the terms,
+products split into two FP64 parts).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bridge.verify.case import Case
+from bridge.verify.execute import Result
+from bridge.verify.formulas import FORMULAS
+from bridge.verify.golden import run_golden
+from bridge.verify.spec import KernelSpec
+from bridge.verify.ulp import ulp_of
+
+#: ULP of the judged dtype within which two FP64 orders must agree.
+AGREE = 0.01
+#: Terms of one sum, over all its results, that are worth going through one by one.
+_MOST_TERMS = 1 << 20
+_SPLIT = float((1 << 27) + 1)
+
+
+def checked_golden(spec: KernelSpec, case: Case, reference: Result) -> tuple[Result, tuple[str, ...]]:
+    """Golden with its doubtful tensors recomputed, and what there is to say about them.
+
+    Args:
+        reference: gives the dtype that each tensor is judged in.
+
+    Raises:
+        SpecError: as `run_golden`.
+    """
+    golden = run_golden(spec, case)
+    if spec.kind == "elementwise" and not spec.grads:
+        return golden, ()
+    doubts = _doubts(golden, run_golden(spec, case, under=_Sums(reverse=True)), reference)
+    if not doubts:
+        return golden, ()
+    careful = _Sums(exact=True)
+    better = run_golden(spec, case, under=careful)
+    notes = []
+    still = _doubts(better, run_golden(spec, case, under=_Sums(exact=True, reverse=True)), reference)
+    for name, mask in doubts.items():
+        count = int(mask.sum())
+        text = f"golden: {count} of {mask.numel()} elements of {name} depend on the order of FP64 sums"
+        if careful.refused:
+            notes.append(f"{text}; not recomputed: {careful.refused}")
+            continue
+        _put(golden, better, name)
+        left = int((still[name] & mask).sum()) if name in still else 0
+        notes.append(
+            f"{text}; all were recomputed with math.fsum"
+            + (f"; {left} stay doubtful, since their terms round in FP64 too" if left else "")
+        )
+    return golden, tuple(notes)
+
+
+def _doubts(one: Result, other: Result, reference: Result) -> dict[str, torch.Tensor]:
+    """Mask per tensor of the elements on which two goldens do not agree; tensors without any left out."""
+    found: dict[str, torch.Tensor] = {}
+    second, eager = other.named(), reference.named()
+    for name, first in one.named().items():
+        again, like = second.get(name), eager.get(name)
+        if first is None or again is None or like is None or first.shape != again.shape:
+            continue
+        if not like.is_floating_point() or not first.is_floating_point():
+            continue
+        gap = (first - again).abs()
+        mask = torch.isfinite(gap) & (gap > AGREE * ulp_of(torch.nan_to_num(first), like.dtype))
+        if bool(mask.any()):
+            found[name] = mask
+    return found
+
+
+def _put(golden: Result, better: Result, name: str) -> None:
+    """Take a whole tensor over: where some elements depend on the order, others agree by luck."""
+    if name in golden.outputs:
+        golden.outputs[name] = better.outputs[name]
+    else:
+        golden.grads[name.removeprefix("grad_")] = better.grads[name.removeprefix("grad_")]
+
+
+class _Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs sums and products of matrices in reverse order, or rounding once."""
+
+    def __init__(self, *, reverse: bool = False, exact: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._reverse, self._exact = reverse, exact
+        self.refused = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        formula = FORMULAS.get(func)
+        if formula is not None:
+            with self:
+                out = formula(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        name = str(func.name()).removeprefix("aten::").split(".")[0]
+        if name in ("sum", "mean") and args[0].is_floating_point() and args[0].ndim:
+            return self._sum(func, name, args, kwargs)
+        if name in ("mm", "bmm") and args[0].is_floating_point():
+            return self._product(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _sum(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        values: torch.Tensor = args[0]
+        given = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else kwargs.get("dim")
+        dims = [d % values.ndim for d in given] if given else list(range(values.ndim))
+        if self._reverse:
+            values = values.flip(dims)
+        out = func(values, *args[1:], **kwargs)
+        if not self._exact:
+            return out
+        last = list(range(values.ndim - len(dims), values.ndim))
+        terms = values.movedim(dims, last).reshape(out.numel(), -1)
+        total = self._rounded_once(terms, out)
+        if total is None:
+            return out
+        return total / terms.shape[1] if name == "mean" else total
+
+    def _product(self, func: Any, args: Any, kwargs: Any) -> Any:
+        left, right = args[0], args[1]
+        if self._reverse:
+            left, right = left.flip(-1), right.flip(-2)
+        out = func(left, right, *args[2:], **kwargs)
+        if not self._exact:
+            return out
+        if 2 * out.numel() * left.shape[-1] > _MOST_TERMS:
+            self._too_many(2 * out.numel() * left.shape[-1])
+            return out
+        a, b = left.unsqueeze(-2), right.transpose(-1, -2).unsqueeze(-3)
+        product = a * b
+        terms = torch.cat((product, _lost(a, b, product)), -1)
+        total = self._rounded_once(terms.reshape(out.numel(), -1), out)
+        return out if total is None else total
+
+    def _rounded_once(self, terms: torch.Tensor, like: torch.Tensor) -> torch.Tensor | None:
+        """Sums of the rows of [n, terms], each rounded once, in the shape of `like`."""
+        if terms.numel() > _MOST_TERMS:
+            self._too_many(terms.numel())
+            return None
+        if not bool(torch.isfinite(terms).all()) or terms.dtype != torch.float64:
+            return None
+        sums = [math.fsum(row) for row in terms.tolist()]
+        return torch.tensor(sums, dtype=torch.float64, device=like.device).reshape(like.shape)
+
+    def _too_many(self, count: int) -> None:
+        self.refused = f"a sum has {count} terms in all, more than {_MOST_TERMS}"
+
+
+def _lost(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
+    """What rounding took from the FP64 products `a * b`, exactly (Dekker's splitting)."""
+    a_high, b_high = _high(a), _high(b)
+    a_low, b_low = a - a_high, b - b_high
+    return a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+
+
+def _high(x: torch.Tensor) -> torch.Tensor:
+    scaled = x * _SPLIT
+    return scaled - (scaled - x)
