@@ -13,7 +13,7 @@ from bridge.errors import KernelError, NothingJudgedError
 from bridge.verify.autotune import each_config
 from bridge.verify.case import Case
 from bridge.verify.compare import Trio, judge_tensor
-from bridge.verify.conditioning import condition_of, terms_of, two_orders
+from bridge.verify.conditioning import analysed
 from bridge.verify.diagnosis import Evidence, diagnose
 from bridge.verify.envelope import Envelope, measure_noise
 from bridge.verify.every import FAMILY as EVERY
@@ -224,7 +224,10 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
                 judged.tensors = _judge_tensors(spec, case, golden, reference, target, noise, constants, ties)
         if (case.configs or case.family == "captured") and not options.recorded and target.autotuned:
             _judge_configs(spec, case, judged, (golden, reference, noise), constants, target.device)
-        judged.tensors = [_conditioned(spec, case, t) for t in judged.tensors]
+        told = (golden.named(), reference.named(), target.named())
+        judged.tensors = [
+            analysed(spec, case, t, told, options=options, device=target.device) for t in judged.tensors
+        ]
         for name, others in target.differing.items():
             text = f"nondeterministic: {name} differs from run to run ({len(others)} repeats with other bits)"
             judged.record = _noted(judged.record, f"{text}, each judged")
@@ -337,25 +340,6 @@ def _zeros_noted(record: CaseRecord, reference: Result, target: Result) -> CaseR
                 text = f"sign of zero: {count} zeros of {name} have another sign than the reference's"
                 record = _noted(record, text)
     return record
-
-
-def _conditioned(spec: KernelSpec, case: Case, verdict: TensorVerdict) -> TensorVerdict:
-    """Add the condition number of the worst element, and two FP32 orders, where the gate is not valid."""
-    if verdict.gate_valid or not verdict.worst or verdict.structure is not None:
-        return verdict
-    terms = terms_of(spec, case, verdict.tensor)
-    if terms is None:
-        return verdict
-    element = verdict.worst[0].index
-    condition = condition_of(terms, element)
-    forward, backward = two_orders(terms, element)
-    text = (
-        f"; condition number {condition:.3g}, two FP32 orders of the worst element give {forward:.6g} "
-        f"and {backward:.6g}"
-    )
-    return msgspec.structs.replace(
-        verdict, condition=condition if condition < float("inf") else None, reason=verdict.reason + text
-    )
 
 
 def _repeated(spec: KernelSpec, case: Case, first: Result, options: Options) -> None:

@@ -16,7 +16,8 @@ SCHEMA_VERSION = 1
 
 Outcome = Literal["PASS", "PASS WITH LIMITATIONS", "FAIL", "INCONCLUSIVE"]
 
-#: From best to worst; the overall verdict is the worst of its parts.
+#: From best to worst. The overall verdict is the worst over declared and captured cases; of cases that the
+#: verifier added a FAIL counts as well, and a limitation is listed under `not_covered`.
 OUTCOMES: tuple[Outcome, ...] = ("PASS", "PASS WITH LIMITATIONS", "INCONCLUSIVE", "FAIL")
 
 
@@ -65,6 +66,36 @@ class WorstElement(msgspec.Struct, frozen=True, kw_only=True):
     ulp: float | None  #: the same in ULP of the target dtype at golden
 
 
+class Exponent(msgspec.Struct, frozen=True, kw_only=True):
+    """p of `error ~ n^p`, with its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    points: int  #: runs that it was fitted to
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """How the relative error grows with the length of the reduction: about 1/2 is noise, about 1 a bias."""
+
+    reference: Exponent
+    target: Exponent
+    lengths: tuple[int, ...]
+    seeds: int
+    biased: bool  #: the target's interval lies above 0.75, the reference's below, and it is further off
+    statistic: str  #: what was fitted, and how
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Distribution of |error| against golden, and the mean of the signed error."""
+
+    median: float
+    p90: float
+    p99: float
+    largest: float
+    mean: float
+
+
 class TensorVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """One output or gradient in one case; a gradient is named `grad_` plus its input's name."""
 
@@ -81,6 +112,9 @@ class TensorVerdict(msgspec.Struct, frozen=True, kw_only=True):
     reference_relative_error: float | None = None
     gate_valid: bool = False
     condition: float | None = None  #: sum|t| / |sum t| of the worst element
+    growth: Growth | None = None  #: where the gate is not valid on a declared or captured case
+    reference_spread: Spread | None = None  #: where the gate is not valid
+    target_spread: Spread | None = None
     structure: str | None = None  #: mismatch of shape, dtype, NaN or Inf positions; None: equal
     companions: dict[str, Companion] = {}
     histogram: Histogram | None = None
