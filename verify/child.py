@@ -23,8 +23,6 @@ MIN_LOADING_SECONDS = 120.0
 
 #: Small blocks gain nothing from a pool of threads in every process.
 _SETTINGS = {"OPENBLAS_NUM_THREADS": "1"}
-#: A process that has only asked whether there is a GPU must still be able to fork.
-_FORKING = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+) in (\w+)')
 _DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
@@ -81,7 +79,7 @@ def spawn(job: Job, *, nursery: int | None = None) -> Child:
             pass_fds=handed,
             # Its own group, so that whatever it started goes with it.
             start_new_session=True,
-            env={**os.environ, **_SETTINGS, **({} if nursery is None else _FORKING)},
+            env={**os.environ, **_SETTINGS},
         )
     except BaseException:
         pipes.handed_over()

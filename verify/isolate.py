@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 from collections.abc import Callable, Generator
+from pathlib import Path
 
 import msgspec
 
@@ -34,9 +35,13 @@ from bridge.verify.request import (
 from bridge.verify.verdict import Verdict
 
 #: More processes than this wait for each other: for the GPU, and for the last group of cases.
-MAX_JOBS = 12
+MAX_JOBS = 16
 #: Cores that one more process must have to be worth its start where only the declared shapes are judged.
 _QUICK_CORES = 4
+
+
+#: "200000 100000": two cores' worth; "max 100000": no limit.
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 class _Died(Exception):
@@ -74,8 +79,18 @@ def default_jobs(request: Request) -> int:
     """How many processes a request is worth: one where only captured calls are judged."""
     if not request.sweep or request.target == "recorded":
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     return max(1, min(MAX_JOBS, cores // _QUICK_CORES if request.quick else cores))
+
+
+def usable_cores() -> int:
+    """Cores that this process may keep busy: its affinity, and the quota of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return cores  # No control group of the second kind: no quota to be read.
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def _silent(event: Event) -> None:

@@ -1,12 +1,13 @@
-"""A process that has loaded everything and forks a worker whenever one is asked for. No torch.
+"""A process that has imported what takes long and forks a worker whenever one is asked for. No torch here.
 
-Importing torch, its compiler and the kernel takes many seconds on every core that does it; a fork has them at
-once. A GPU must not have been touched before, nor a thread started: then workers are spawned instead.
+Importing torch and its compiler takes many seconds on every core that does it; a fork has them at once. The
+kernel's own module is loaded after the fork: it may touch a GPU or start threads, and neither survives one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import select
 import signal
@@ -22,6 +23,9 @@ from bridge.verify.child import MIN_LOADING_SECONDS, Child, Pipes, hangs, raise_
 from bridge.verify.request import Broke, Job, Phase, Refused
 from bridge.verify.tasks import Message, Opened
 
+#: Elsewhere a fork of a process with native libraries is not safe, or there is none.
+FORKS = sys.platform == "linux"
+
 _LONGEST = 4096
 
 
@@ -32,7 +36,7 @@ class Nursery:
         self._job = job
         self._forks = False
         self._used = False
-        if sys.platform == "linux":
+        if FORKS:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._first = spawn(job, nursery=theirs.fileno())
@@ -41,13 +45,13 @@ class Nursery:
             self._first = spawn(job)
 
     def open(self, say: Callable[[Phase], None], timeout: float) -> list[Message]:
-        """Wait until it has loaded the kernel.
+        """Wait until it can give workers.
 
         Returns:
             What it said afterwards, as a worker.
 
         Raises:
-            BridgeError: the request cannot be served, or loading the kernel killed the process.
+            BridgeError: it died, or could not load torch.
         """
         until = time.monotonic() + max(timeout, MIN_LOADING_SECONDS)
         while True:
@@ -130,11 +134,26 @@ class _Forked:
 _WAIT = "wait "
 
 
+def preload() -> None:
+    """Import what every worker will need, and what runs no code of the kernel's.
+
+    Torch loads Dynamo at the first use of a dispatch mode, and Inductor where a Triton kernel is registered.
+    """
+    names = ["bridge.verify.share", "torch._dynamo"]
+    # Asking torch for a GPU could start the driver, which does not survive a fork.
+    if any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
+        names += ["triton", "torch._inductor.utils"]
+    for name in names:
+        # Another version of torch may keep them elsewhere; whoever needs them imports them then.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
 def can_fork() -> bool:
     """Whether this process may fork workers: it uses no GPU and runs no second thread."""
     import torch
 
-    if sys.platform != "linux" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not FORKS or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     return len(list(Path("/proc/self/task").iterdir())) == 1
 

@@ -20,8 +20,8 @@ from bridge.verify.plan import OWN_FAMILIES, observe_tiles
 from bridge.verify.power import power_of, try_variants
 from bridge.verify.provenance import case_digests
 from bridge.verify.replay import Replayed
-from bridge.verify.request import WEIGHING, Finished, Phase, Resume, Share, Started
-from bridge.verify.session import Begun, Plan, Session, tell_broken
+from bridge.verify.request import WEIGHING, Finished, Job, Phase, Resume, Share, Started
+from bridge.verify.session import Begun, Plan, Session, open_session, tell_broken
 from bridge.verify.tasks import (
     Alone,
     Conclude,
@@ -54,19 +54,19 @@ class Part:
     replayed: Replayed | None
 
 
-def serve(session: Session, share: Share, emit: Callable[[Message], None], tasks: Iterable[Task]) -> None:
-    """Answer tasks until there are no more.
+def serve(job: Job, share: Share, emit: Callable[[Message], None], tasks: Iterable[Task]) -> None:
+    """Load the kernel, and answer tasks until there are no more.
 
     Raises:
         BridgeError: as `session.execute`.
     """
-    session.say = emit
     if torch.cuda.is_available():
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            emit(Alone(reason=f"the kernel's module used the GPU before workers were forked: {error}"))
+            emit(Alone(reason=f"a forked process cannot use the GPU: {error}"))
             return
+    session = open_session(job.request, emit, job.resume)
     try:
         with one_thread():
             _Worker(session, share, emit).serve(tasks)

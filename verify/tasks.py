@@ -95,13 +95,13 @@ Task = Declare | Observe | Plan | Take | Try | Conclude
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Reply: kernel and capture are loaded."""
+    """Reply: torch is loaded."""
 
     forks: bool  #: workers are forked from this process; False: it is a worker itself
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Reply: captured calls are bound and the declared shapes drawn."""
+    """Reply: the kernel is loaded, captured calls are bound and the declared shapes drawn."""
 
     observe: int  #: cases to run for tile sizes; 0: what is judged does not depend on any
 

@@ -73,13 +73,9 @@ def _main(trace: str, descriptor: int, nursery: int | None) -> NoReturn:
 def _work_with_others(
     job: Job, share: Share, emit: Callable[[Message], None], descriptor: int, nursery: int | None
 ) -> None:
-    # Every dispatch mode loads it at its first use; a fork should find it there.
+    from bridge.verify.nursery import breed, can_fork, preload
 
-    from bridge.verify.nursery import breed, can_fork
-    from bridge.verify.session import open_session
-    from bridge.verify.share import serve
-
-    session = open_session(job.request, emit, job.resume)
+    preload()
     here = os.getpid()
 
     def fork(tasks: int, events: int, trace: str) -> NoReturn:
@@ -88,13 +84,19 @@ def _work_with_others(
         if os.getppid() != here:
             os._exit(1)  # The nursery died in between, and nobody would end this process.
         with os.fdopen(tasks, "rb") as taken:
-            _speak(events, trace, lambda say: serve(session, share, say, _tasks(taken)))
+            _speak(events, trace, lambda say: _share(job, share, say, taken))
 
     if nursery is not None and can_fork():
         emit(Opened(forks=True))
         breed(nursery, fork)
     emit(Opened(forks=False))
-    serve(session, share, emit, _tasks(sys.stdin.buffer))
+    _share(job, share, emit, sys.stdin.buffer)
+
+
+def _share(job: Job, share: Share, emit: Callable[[Message], None], tasks: Iterable[bytes]) -> None:
+    from bridge.verify.share import serve
+
+    serve(job, share, emit, _tasks(tasks))
 
 
 def _tasks(lines: Iterable[bytes]) -> Iterator[Task]:

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from bridge.errors import KernelError
-from bridge.verify import Verdict
+from bridge.verify import Verdict, isolate, nursery
 from bridge.verify.api import verify_kernel
+from bridge.verify.child import Child, spawn
 from bridge.verify.isolate import MAX_JOBS, default_jobs
 from bridge.verify.power import power_of
 from bridge.verify.request import Event, Phase, Request, Started
@@ -120,10 +121,35 @@ def test_the_first_refusal_in_the_order_of_the_cases_is_told(tmp_path: Path) -> 
     assert str(together.value) == str(alone.value) and "'(3, 7) float32'" in str(alone.value)
 
 
-def test_a_module_that_runs_threads_is_not_forked(tmp_path: Path) -> None:
+def test_a_module_that_runs_threads_is_loaded_after_the_fork(tmp_path: Path) -> None:
     thread = "\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
     together = verify_kernel(written(tmp_path, module=thread), isolate=True, jobs=2, quick=True)
     assert together.verdict == "PASS" and len(together.cases) == 4
+
+
+def test_where_nothing_can_be_forked_workers_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nursery, "FORKS", False)
+    together = verify_kernel(written(tmp_path), isolate=True, jobs=2, quick=True)
+    assert together.verdict == "PASS" and len(together.cases) == 4
+
+
+@pytest.mark.gpu
+def test_forked_workers_use_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Child] = []
+
+    def counted(*arguments: Any, **options: Any) -> Child:
+        started.append(spawn(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(nursery, "spawn", counted)
+    together = verify_kernel("offset_rmsnorm", isolate=True, jobs=4, dtypes=["bfloat16"])
+    assert len(started) == 1
+    assert plain(together) == plain(
+        verify_kernel("offset_rmsnorm", isolate=True, jobs=1, dtypes=["bfloat16"])
+    )
+    assert together.verdict == "PASS" and together.provenance.device.startswith("NVIDIA")
 
 
 def test_inputs_that_differ_between_processes_are_judged_by_one(tmp_path: Path) -> None:
@@ -169,12 +195,15 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_jobs_follow_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    assert default_jobs(Request(op="x")) == MAX_JOBS
-    assert default_jobs(Request(op="x", quick=True)) == 4
+def test_jobs_follow_the_work_and_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(isolate, "_QUOTA", quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    assert default_jobs(Request(op="x")) == MAX_JOBS == default_jobs(Request(op="x", quick=True))
     assert default_jobs(Request(op="x", sweep=False)) == default_jobs(Request(op="x", target="recorded")) == 1
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    quota.write_text("max 100000\n")
+    assert default_jobs(Request(op="x")) == MAX_JOBS
+    quota.write_text("250000 100000\n")
     assert default_jobs(Request(op="x")) == 2 and default_jobs(Request(op="x", quick=True)) == 1
 
 
