@@ -118,9 +118,9 @@ def find_calls(path: Path, pattern: str) -> list[Call]:
 
 
 def _log_calls(path: Path) -> list[Call]:
-    from bridge.capture.titan_log import read_titan_log, titan_logs
+    from bridge.capture.titan_log import read_titan_logs
 
-    return [call for log in titan_logs(path) for call in read_titan_log(log)]
+    return read_titan_logs(path)
 
 
 def _summarise_log(path: Path) -> CaptureSummary:
@@ -128,8 +128,10 @@ def _summarise_log(path: Path) -> CaptureSummary:
     ranks = tuple(sorted({call.rank for call in calls}))
     problem = "an activation log has statistics only: no tensors, no sign- or position-sensitive hashes"
     manifest = Manifest(complete=True, world_size=len(ranks), problems=(problem,))
+    # Of all other tensors a log has no more than a norm.
+    digested = sum(bool(call.outputs and call.outputs[0].dtype) for call in calls)
     return msgspec.structs.replace(
-        _summary(path, manifest, calls, missing=()), format="activation log", ranks=ranks
+        _summary(path, manifest, calls, missing=()), format="activation log", ranks=ranks, tensors=digested
     )
 
 

@@ -39,11 +39,17 @@ def titan_logs(path: Path) -> list[Path]:
     return [entry for _, entry in sorted(found)]
 
 
+def read_titan_logs(path: Path) -> list[Call]:
+    """The calls of one log, or of every rank's log of a folder; as `read_titan_log`."""
+    return [call for log in titan_logs(path) for call in read_titan_log(log)]
+
+
 def read_titan_log(path: Path) -> list[Call]:
     """The calls of one log file, in order.
 
-    An output's digest has what the log has: its `hash` is empty, and infinities and NaN are not
-    counted. L1 norms of inputs and of further outputs stand in `flags`.
+    A digest has what the log has. Of the first output that is all but the hash and the numbers of infinities
+    and NaN; of inputs and further outputs it is the L1 norm alone (`abs_sum`, the rest NaN or None), of
+    which no shape or type is known. The norms stand in `flags` as well, as the log has them.
 
     Raises:
         NotACaptureError: The file is no such log.
@@ -106,11 +112,15 @@ def _call(
             dtype="",
             shape=(),
             producer=producers.get(names[place]) if place < len(names) else None,
+            digest=_norm_only(inputs_l1[place]) if place < len(inputs_l1) else None,
         )
         for place in range(count)
     )
     shape = _SHAPE.fullmatch(fields.get("Shape", ""))
-    outputs = (_output(shape, fields, outputs_l1),) if shape is not None else ()
+    outputs = [_output(shape, fields, outputs_l1)] if shape is not None else []
+    for place in range(len(outputs), len(outputs_l1)):
+        norm = _norm_only(outputs_l1[place])
+        outputs.append(TensorRecord(name=str(place), dtype="", shape=(), digest=norm))
     return Call(
         index=index,
         key=key,
@@ -121,7 +131,7 @@ def _call(
         phase=phase,
         module=module,
         inputs=inputs,
-        outputs=outputs,
+        outputs=tuple(outputs),
         source=fields.get("Location"),
         flags={"input_l1": inputs_l1, "output_l1": outputs_l1},
         replayable=False,
@@ -146,6 +156,16 @@ def _output(shape: re.Match[str], fields: dict[str, str], l1: list[float]) -> Te
         hash="",
     )
     return TensorRecord(name="0", dtype=shape["dtype"], shape=sizes, digest=digest)
+
+
+def _norm_only(norm: float) -> Digest | None:
+    """A digest of which only sum|x| is known; None where not even that is."""
+    if math.isnan(norm):
+        return None
+    nan = math.nan
+    return Digest(
+        count=0, sum=nan, abs_sum=norm, sq_sum=nan, min=None, max=None, nan=0, pos_inf=0, neg_inf=0, hash=""
+    )
 
 
 def _number(text: str | None) -> float:

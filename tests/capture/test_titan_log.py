@@ -64,6 +64,7 @@ def test_calls_come_back(log: Path) -> None:
         "",
     )
     assert mm.flags["input_l1"] == [1.0, 2.0]
+    assert [record.digest.abs_sum for record in mm.inputs if record.digest] == [1.0, 2.0]
     assert mul.phase == "backward"
     assert [record.producer for record in mul.inputs] == [0, None]
     assert mul.outputs[0].shape == ()
