@@ -114,8 +114,13 @@ def _answer(
     rest = f"; {left} calls were not judged" if left else ""
     if findings:
         first = findings[0]
-        said = f"{first.cause} in {first.calls} calls of {first.op}, worst {first.key}: {first.evidence}"
-        return "FAIL", f"{counts.get('FAIL', 0)} of {judged} judged calls are wrong; {said}{rest}"
+        failed = counts.get("FAIL", 0)
+        if failed == 1:
+            said = f"is wrong: {first.key} ({first.op}), {first.cause}, {first.evidence}"
+            return "FAIL", f"1 of {judged} judged calls {said}{rest}"
+        where = f"{first.calls} calls of {first.op}, worst" if first.calls > 1 else f"{first.op} at"
+        said = f"first of all {first.cause} in {where} {first.key}: {first.evidence}"
+        return "FAIL", f"{failed} of {judged} judged calls are wrong, {said}{rest}"
     if not judged:
         return "INCONCLUSIVE", f"none of {len(results)} calls could be judged{rest}"
     undecided = counts.get("INCONCLUSIVE", 0)

@@ -9,7 +9,7 @@ from typing import Any
 from bridge.report.diff_model import attribution_facts, difference
 from bridge.report.error_figures import difference_histogram, error_map
 from bridge.report.figures import Figure
-from bridge.report.numbers import short
+from bridge.report.numbers import precise, short
 from bridge.verify.diff_document import CallDetail, TensorDiff
 
 #: Map blocks that one page may hold: about 6 bytes each once packed.
@@ -79,8 +79,8 @@ def _blocks(detail: CallDetail, words: Words) -> Iterator[dict[str, Any]]:
     if detail.arguments:
         same = all(a == b for a, b in detail.arguments.values())
         rows = [[name, a] if same else [name, a, b] for name, (a, b) in detail.arguments.items()]
-        head = ("Argument", "Value") if same else ("Argument", words.a, words.b)
-        yield _table(words.arguments, head, rows)
+        sides = ("Value",) if same else (words.a, words.b)
+        yield _table(words.arguments, ("Argument", *sides), rows)
     if detail.tensors:
         head = tuple(words.limit.capitalize() if name == "Noise" else name for name in _TENSORS)
         yield _table("Tensors", head, [_tensor_cells(tensor) for tensor in detail.tensors])
@@ -118,7 +118,7 @@ def _tensor_cells(tensor: TensorDiff) -> list[str]:
     return [
         name,
         _both(tensor.dtype_a, tensor.dtype_b),
-        _both(_shape(tensor.shape_a), _shape(tensor.shape_b)),
+        _both(_shape(tensor.shape_a), _shape(tensor.shape_b)) if tensor.dtype_a else _shape(tensor.shape_b),
         size,
         short(tensor.noise),
         short(tensor.max_abs),
@@ -152,12 +152,12 @@ def _figures(tensor: TensorDiff, words: Words) -> Iterator[tuple[str, Figure, in
         source = tensor.error_map
         yield "map", error_map(source, limit=words.limit), sum(map(len, source.values))
     if tensor.histogram is not None:
-        yield "histogram", difference_histogram(tensor.histogram), 0
+        yield "histogram", difference_histogram(tensor.histogram, words.b, words.a), 0
 
 
 def _worst(tensor: TensorDiff, words: Words) -> dict[str, Any]:
     rows = [
-        ["[" + ", ".join(map(str, item.index)) + "]", short(item.a), short(item.b), short(item.ulp)]
+        ["[" + ", ".join(map(str, item.index)) + "]", precise(item.a), precise(item.b), short(item.ulp)]
         for item in tensor.worst
     ]
     return _table(f"{_tensor_name(tensor)}: worst elements", ("Element", words.a, words.b, "ULP"), rows)

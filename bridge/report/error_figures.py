@@ -7,13 +7,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bridge.report.figures import Figure, escape, layout
+from bridge.report.figures import BAR, LEGEND, Figure, escape, layout
 from bridge.report.numbers import percent, plural, short, times
 from bridge.report.palette import light
 from bridge.verify.verdict import ErrorMap, Histogram
 
 #: The map's colours span this many decades on either side of the threshold.
 DECADES = 2
+#: Share of elements in the outermost bins above which a histogram has no mean to speak of.
+MOSTLY_BEYOND = 0.01
 
 
 def error_map(source: ErrorMap, *, limit: str = "threshold") -> Figure:
@@ -38,13 +40,16 @@ def error_map(source: ErrorMap, *, limit: str = "threshold") -> Figure:
                 "y0": source.row_step / 2,
                 "dy": source.row_step,
                 **scale,
-                "text": [[short(value, missing="not finite") for value in line] for line in source.values],
-                "hovertemplate": "row %{y}, col %{x}: %{text} of the " + limit + "<extra></extra>",
+                "text": [
+                    ["not finite, over" if value is None else times(value) for value in line]
+                    for line in source.values
+                ],
+                "hovertemplate": "row %{y}, col %{x}: %{text} the " + limit + "<extra></extra>",
             }
         ],
         "layout": layout(
-            130 if single else 280,
-            margin={"l": 52, "r": 8, "t": 8, "b": 40},
+            155 if single else 300,
+            margin={"l": 52, "r": 8, "t": BAR, "b": 40},
             xaxis={
                 "title": {"text": "column"},
                 "range": [0, source.cols],
@@ -138,8 +143,8 @@ def map_spec(
             }
         ],
         "layout": layout(
-            190 + min(720, 15 * len(rows)),
-            margin={"l": 20, "r": 8, "t": 8, "b": 20},
+            214 + min(720, 15 * len(rows)),
+            margin={"l": 20, "r": 8, "t": BAR, "b": 20},
             xaxis={**_names(columns), "tickangle": -45, "range": [-0.5, len(columns) - 0.5]},
             yaxis={**_names(rows), "range": [len(rows) - 0.5, -0.5]},
         ),
@@ -228,10 +233,10 @@ def histogram(source: Histogram, *, failed: bool) -> Figure:
     )
 
 
-def difference_histogram(source: Histogram) -> Figure:
-    """Return the signed differences of two runs in ULP, as shares, on a logarithmic axis."""
-    series = [("B - A", source.target, light("fail"))]
-    return _histogram(source.edges, series, axis="B - A, ULP")
+def difference_histogram(source: Histogram, one: str = "B", other: str = "A") -> Figure:
+    """Return the signed differences of two sides in ULP, as shares, on a logarithmic axis."""
+    name = f"{one} - {other}"
+    return _histogram(source.edges, [(name, source.target, light("fail"))], axis=f"{name}, ULP")
 
 
 def _histogram(
@@ -267,8 +272,8 @@ def _histogram(
         "layout": layout(
             280,
             showlegend=len(series) > 1,
-            legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
-            margin={"l": 60, "r": 12, "t": 26, "b": 40},
+            legend=LEGEND,
+            margin={"l": 60, "r": 12, "t": BAR, "b": 40},
             xaxis={"title": {"text": axis}, "range": _occupied(edges, [counts for _, counts, _ in series])},
             yaxis={
                 "type": "log",
@@ -304,4 +309,7 @@ def _spread(edges: tuple[float, ...], name: str, counts: tuple[int, ...]) -> str
     centres = ((low + high) / 2 for low, high in itertools.pairwise(edges))
     mean = sum(centre * count for centre, count in zip(centres, counts, strict=True)) / total
     beyond = (counts[0] + counts[-1]) / total
+    if beyond > MOSTLY_BEYOND and len(counts) > 3:
+        # What lies beyond the axis has no place in a mean over bins.
+        return f"{name}: {percent(beyond)} beyond {short(edges[1])} .. {short(edges[-2])} ULP"
     return f"{name}: mean about {short(mean)} ULP, {percent(beyond)} in the outermost bins"

@@ -75,6 +75,12 @@ def _of_verdict(verdict: Verdict) -> dict[str, Figure]:
     return found
 
 
+#: Pixels above a plot: plotly's buttons appear there, at the right, and must not lie on the colours' labels.
+BAR = 32
+#: A legend above the plot, at the left of those buttons.
+LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
+
+
 def layout(height: int, **more: Any) -> dict[str, Any]:
     """Return the layout that all figures share; the colours live in its template."""
     axis = {
@@ -97,12 +103,17 @@ def layout(height: int, **more: Any) -> dict[str, Any]:
                 "font": {"color": light("ink")},
             },
             "hovermode": "closest",
+            "modebar": {
+                "bgcolor": "rgba(0,0,0,0)",
+                "color": light("muted"),
+                "activecolor": light("ink"),
+            },
             "xaxis": axis,
             "yaxis": axis,
         }
     }
     base = {"template": template, "height": height, "showlegend": False, "autosize": True}
-    return base | {"margin": {"l": 60, "r": 16, "t": 8, "b": 44}} | more
+    return base | {"margin": {"l": 60, "r": 16, "t": BAR, "b": 44}} | more
 
 
 def escape(text: str) -> str:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from bridge.report.calls import CallRow, call_row, layer_of
-from bridge.report.figures import Figure, escape, layout
+from bridge.report.figures import BAR, LEGEND, Figure, escape, layout
 from bridge.report.numbers import plural, short
 from bridge.report.palette import light
 from bridge.verify.diff_document import ORIGINS, STATUSES, CallTable, DiffDocument, StepTrace
@@ -85,8 +85,8 @@ def flow(document: DiffDocument) -> Figure:
         "layout": layout(
             420,
             showlegend=True,
-            legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.06, "yanchor": "bottom"},
-            margin={"l": 64, "r": 12, "t": 56, "b": 70},
+            legend=LEGEND | {"y": 1.06},
+            margin={"l": 80, "r": 12, "t": 60, "b": 70},
             xaxis={
                 "range": [-0.01 * len(table) - 0.5, 1.01 * len(table)],
                 "title": {"text": "call, in execution order"},
@@ -320,8 +320,8 @@ def step_trace(trace: StepTrace) -> Figure:
         "layout": layout(
             260,
             showlegend=True,
-            legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
-            margin={"l": 64, "r": 12, "t": 28, "b": 40},
+            legend=LEGEND,
+            margin={"l": 64, "r": 12, "t": BAR, "b": 40},
             xaxis={"title": {"text": "step"}},
             yaxis={"type": "log", "title": {"text": "relative difference"}, "exponentformat": "e"},
             shapes=shapes,

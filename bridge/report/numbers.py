@@ -30,6 +30,11 @@ def exact(value: float | None) -> str:
     return NONE if value is None else repr(float(value))
 
 
+def precise(value: float | None, *, missing: str = NONE) -> str:
+    """Return seven significant digits: two values that differ in their fourth are to look different."""
+    return missing if value is None or math.isnan(value) else f"{value:.7g}"
+
+
 def percent(share: float | None) -> str:
     """Return a share 0..1 as "0.0313 %"."""
     return NONE if share is None else f"{short(100 * share)} %"

@@ -43,8 +43,8 @@ def margins(view: View) -> Figure:
     spec = {
         "data": traces,
         "layout": layout(
-            58 + 20 * len(rows),
-            margin={"l": 10, "r": 76, "t": 22, "b": 36},
+            76 + 20 * len(rows),
+            margin={"l": 10, "r": 76, "t": 32, "b": 44},
             xaxis={
                 "type": "log",
                 "range": [math.log10(FLOOR) - 0.15, math.log10(edge) + 0.1],

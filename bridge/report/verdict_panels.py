@@ -8,7 +8,7 @@ from typing import Any
 
 from bridge.report.error_figures import error_map, histogram
 from bridge.report.figures import Figure
-from bridge.report.numbers import short
+from bridge.report.numbers import precise, short
 from bridge.report.verdict_model import Group, Row
 from bridge.verify.verdict import Outcome
 
@@ -141,9 +141,10 @@ def _result(row: Row, *, name: str, with_map: bool) -> Result:
         (
             "[" + ", ".join(map(str, element.index)) + "]",
             *(
-                short(value, missing="not finite")
-                for value in (element.golden, element.reference, element.target, element.error, element.ulp)
+                precise(value, missing="not finite")
+                for value in (element.golden, element.reference, element.target)
             ),
+            *(short(value, missing="not finite") for value in (element.error, element.ulp)),
         )
         for element in entry.worst
     )

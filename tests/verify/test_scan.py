@@ -149,7 +149,18 @@ def test_the_worst_call_comes_first_and_is_the_answer() -> None:
     assert document.table.index == [1, 2, 0, 3] and document.table.margin[0] == 3.0
     assert document.findings[0].cause == "TF32" and document.findings[0].row == 0
     assert document.not_judged == {"module calls": 2, "draws random numbers": 1}
-    assert "TF32 in 1 calls of aten::mm.default" in document.summary
+    assert document.summary == (
+        "1 of 3 judged calls is wrong: m1/op_0_mm (aten::mm.default), TF32, far off; 3 calls were not judged"
+    )
+
+
+def test_many_failures_are_told_by_the_worst_group() -> None:
+    wrong = OpResult(key="b", rank=0, index=1, verdict="FAIL", margin=3.0, cause="TF32", reason="far off")
+    found = results() | {0: wrong, 1: wrong}
+    assert assemble(a_run(4), found, {}, ()).summary == (
+        "2 of 3 judged calls are wrong, first of all TF32 in 2 calls of aten::mm.default, worst m0/op_0_mm: "
+        "far off; 1 calls were not judged"
+    )
 
 
 def test_without_a_failure_the_answer_says_what_was_left_open() -> None:

@@ -48,6 +48,8 @@ const bridge = (() => {
 
   const config = {
     responsive: true, displaylogo: false,
+    // Plotly's own button uploads the figure: what a run computed stays here.
+    showSendToCloud: false, plotlyServerURL: "",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
   };
 

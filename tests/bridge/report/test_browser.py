@@ -374,3 +374,27 @@ def test_runs_without_scripts(open_page, ab: DiffDocument) -> None:
 def test_runs_without_calls(open_page, unmatched: DiffDocument) -> None:
     page = open_page(unmatched)
     assert page.locator("h1").inner_text().startswith("? NOTHING MATCHED")
+
+
+def test_the_figures_buttons_hide_nothing_and_send_nothing(open_page, failing: Verdict) -> None:
+    page = open_page(failing)
+    figure = page.locator(".js-plotly-plot:has(.colorbar)").first
+    figure.scroll_into_view_if_needed()
+    figure.hover()
+    titles = page.evaluate("[...document.querySelectorAll('.modebar-btn')].map((x) => x.dataset.title)")
+    assert "Download plot as a PNG" in titles and not any("hare" in title for title in titles)
+    buttons = figure.locator(".modebar").bounding_box()
+    for part in (".colorbar", ".heatmaplayer"):
+        drawn = figure.locator(part).first.bounding_box()
+        assert buttons["y"] + buttons["height"] <= drawn["y"]
+
+
+def test_a_call_of_a_scan_is_drilled_into(open_page, make_scan: Callable[..., ScanDocument]) -> None:
+    page = open_page(make_scan(drilled=True))
+    page.locator(".show-row").first.click()
+    detail = page.locator("#detail")
+    text = detail.inner_text()
+    assert "Statistics of both sides" in text and "FP64" in text and "recorded" in text
+    assert "model.py" in text and "Inputs from" in text and "worst elements" in text
+    detail.locator(".js-plotly-plot").nth(1).wait_for()
+    assert page.locator("#calls-help").inner_text().endswith("bold: has a drill-down")

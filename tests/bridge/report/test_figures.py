@@ -105,7 +105,7 @@ def test_map_is_logarithmic_and_clamped() -> None:
     source = ErrorMap(rows=10, cols=8, row_step=4, col_step=4, values=((0.0, 0.1), (1.0, None), (10.0, 1e9)))
     figure = error_map(source)
     assert figure.spec["data"][0]["z"] == [[-DECADES, -1.0], [0.0, DECADES], [1.0, DECADES]]
-    assert figure.spec["data"][0]["text"][1][1] == "not finite"
+    assert figure.spec["data"][0]["text"][1][1] == "not finite, over"
     assert figure.summary == "Worst block: rows 4..7, columns 4..7, not finite; 3 of 6 blocks over it."
 
 
