@@ -10,10 +10,8 @@ Symmetric: swapping the two runs swaps the pairs and changes nothing else.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -97,34 +95,6 @@ def align(a: Columns, b: Columns, overrides: dict[str, str] | None = None) -> Al
         only_b=np.flatnonzero(pairing.partner_b < 0),
         runs={number[call]: runs for call, runs in pairing.runs.items()},
     )
-
-
-def read_overrides(path: Path) -> dict[str, str]:
-    """Read `key_a,key_b` lines (CSV; blank lines, # comments and a header are skipped).
-
-    Raises UsageError naming the line that has another form.
-    """
-    pairs: dict[str, str] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--overrides needs a readable CSV file, got {path}: {error}") from None
-    for number, row in enumerate(csv.reader(lines), start=1):
-        cells = [cell.strip() for cell in row]
-        if not any(cells) or cells[0].startswith("#"):
-            continue
-        if len(cells) != 2 or not all(cells):
-            line = ",".join(row)
-            raise UsageError(f"--overrides needs lines `key_a,key_b`, got {line!r} in {path}:{number}")
-        if not pairs and not any("/" in cell for cell in cells):
-            continue
-        if cells[0] in pairs or cells[1] in pairs.values():
-            line = ",".join(cells)
-            raise UsageError(
-                f"--overrides may name a key once, got {line!r} again in {path}:{number}; keep one"
-            )
-        pairs[cells[0]] = cells[1]
-    return pairs
 
 
 def _by_override(pairing: _Pairing, overrides: dict[str, str]) -> None:

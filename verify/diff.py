@@ -12,7 +12,7 @@ import msgspec
 from bridge.environment import package_versions
 from bridge.errors import CaptureError
 from bridge.verify import floors
-from bridge.verify.align import Alignment, align, read_overrides
+from bridge.verify.align import Alignment, align
 from bridge.verify.attribution import Attributions, attribute, makers_of, optimizer_differs
 from bridge.verify.births import GAIN
 from bridge.verify.columns import Columns, Pool, inner_calls, owners, short_op
@@ -33,6 +33,7 @@ from bridge.verify.diff_table import Rows, call_table, rows_of
 from bridge.verify.divergence import STANDARD_ERRORS, Divergence, diverge
 from bridge.verify.intake import columns
 from bridge.verify.nonfinite import first_nonfinite
+from bridge.verify.overrides import read_overrides
 from bridge.verify.ranks import PRECISION, joined
 from bridge.verify.runs import Run, load_run, mismatches, refuse, side_of
 from bridge.verify.titanlog import as_log

@@ -13,10 +13,11 @@ from recorded import Options, decoder
 
 from bridge.capture.record import Call, Digest, TensorRecord
 from bridge.errors import UsageError
-from bridge.verify.align import Alignment, align, read_overrides
+from bridge.verify.align import Alignment, align
 from bridge.verify.columns import Pool
 from bridge.verify.diff_document import MATCH_KINDS
 from bridge.verify.intake import columns
+from bridge.verify.overrides import read_overrides
 
 OPS = ("aten::mm.default", "aten::add.Tensor", "aten::mul.Tensor", "aten::silu.default")
 

@@ -1,0 +1,36 @@
+"""Pairs of calls that the user names, from a CSV file. Loads no torch."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from bridge.errors import UsageError
+
+
+def read_overrides(path: Path) -> dict[str, str]:
+    """Read `key_a,key_b` lines (CSV; blank lines, # comments and a header are skipped).
+
+    Raises UsageError naming the line that has another form.
+    """
+    pairs: dict[str, str] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--overrides needs a readable CSV file, got {path}: {error}") from None
+    for number, row in enumerate(csv.reader(lines), start=1):
+        cells = [cell.strip() for cell in row]
+        if not any(cells) or cells[0].startswith("#"):
+            continue
+        if len(cells) != 2 or not all(cells):
+            line = ",".join(row)
+            raise UsageError(f"--overrides needs lines `key_a,key_b`, got {line!r} in {path}:{number}")
+        if not pairs and not any("/" in cell for cell in cells):
+            continue
+        if cells[0] in pairs or cells[1] in pairs.values():
+            line = ",".join(cells)
+            raise UsageError(
+                f"--overrides may name a key once, got {line!r} again in {path}:{number}; keep one"
+            )
+        pairs[cells[0]] = cells[1]
+    return pairs
