@@ -143,6 +143,11 @@ def preload() -> None:
     # Asking torch for a GPU could start the driver, which does not survive a fork.
     if any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
         names += ["triton", "torch._inductor.utils"]
+    else:
+        # Dynamo imports triton, which decides then whether its kernels are interpreted.
+        from bridge.verify.registry import prepare_triton
+
+        prepare_triton()
     for name in names:
         # Another version of torch may keep them elsewhere; whoever needs them imports them then.
         with contextlib.suppress(ImportError):
