@@ -165,7 +165,9 @@ def _same_places(pairing: _Pairing, group_a: Ints, group_b: Ints) -> None:
     same = (a.op[at_a] == b.op[at_b]) & (a.signature[at_a] == b.signature[at_b])
     alike[group[~same]] = False
     left, right = pairing.in_a[at_a], pairing.in_b[at_b]
-    reordered = np.bincount(group[(left != right) & (left != 0) & (right != 0)], minlength=size) >= 2
+    # Only a call whose inputs another call of B has may have changed places with it.
+    other = (left != right) & (left != 0) & (right != 0)
+    reordered = np.bincount(group[other & np.isin(left, right[other])], minlength=size) > 0
     keep = alike[group] & ~reordered[group]
     at_a, at_b = at_a[keep], at_b[keep]
     pairing.pair(at_a, at_b, pairing.keyed(at_a, at_b))

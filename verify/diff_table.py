@@ -10,7 +10,7 @@ import numpy as np
 from bridge.capture.record import Call
 from bridge.verify.attribution import Attributions
 from bridge.verify.births import unexplained
-from bridge.verify.columns import KINDS, OUTPUT, PHASES, Bools, Columns, Floats, Ints, Tensors
+from bridge.verify.columns import KINDS, OUTPUT, PHASES, Bools, Columns, Floats, Ints, Numbers, Tensors
 from bridge.verify.diff_document import ORIGINS, STATUSES, Attribution, CallTable, Status
 from bridge.verify.divergence import Divergence, execution_order
 from bridge.verify.finding import Finding
@@ -122,15 +122,17 @@ class _Strings:
 
     def __init__(self, a: Columns) -> None:
         self.items = a.pool.items()
-        self.numbers: dict[str, int] = {}
+        self.numbers = Numbers()
 
     def of_pool(self, numbers: Ints) -> list[int]:
         used, place = np.unique(numbers, return_inverse=True)
-        table = np.array([self.number(str(self.items[item])) if item >= 0 else -1 for item in used.tolist()])
-        return [int(value) for value in table[place.reshape(-1)].tolist()] if len(numbers) else []
+        items, number = self.items, self.numbers.__getitem__
+        table = [number(str(items[item])) if item >= 0 else -1 for item in used.tolist()]
+        found: list[int] = np.array(table, np.int64)[place.reshape(-1)].tolist()
+        return found
 
     def number(self, text: str) -> int:
-        return self.numbers.setdefault(text, len(self.numbers))
+        return self.numbers[text]
 
 
 def call_table(a: Columns, b: Columns, divergence: Divergence, rows: Rows) -> CallTable:

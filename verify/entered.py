@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from bridge.verify.columns import GRAD_OUTPUT, KINDS, Columns, Floats, reads_of
 from bridge.verify.divergence import Divergence
@@ -22,26 +23,22 @@ def entered_findings(
     reads, alignment = divergence.reads, divergence.alignment
     outside = (a.reads.producer[reads.a] < 0) & (b.reads.producer[reads.b] < 0) & reads.comparable
     outside &= reads.role != GRAD_OUTPUT
-    made: dict[int, float] = {}
-    wanted = np.isin(b.writes.hash, b.reads.hash[reads.b[outside]])
-    makers = place_b[b.writes.call[wanted]]
-    for content, maker in zip(b.writes.hash[wanted].tolist(), makers.tolist(), strict=True):
-        made[content] = min(maker, made.get(content, maker))
+    rows = np.flatnonzero(outside)
+    at_b, equal = reads.b[rows], reads.equal[rows]
+    hashes, dtypes = b.reads.hash[at_b], b.reads.dtype[at_b]
+    # Made earlier in the step by a call that hands it on unseen.
+    handed_on = _first_made(b, place_b, hashes) < place_b[alignment.b[reads.pair[rows]]]
     pool = a.pool.items()
-    floating = {number for number in np.unique(b.reads.dtype).tolist() if str(pool[number]) in EPS}
+    floats = [number for number in np.unique(b.reads.dtype).tolist() if str(pool[number]) in EPS]
+    floating = np.isin(dtypes, floats)
+    batch = bool((~handed_on & ~floating & ~equal & (b.reads.numel[at_b] > 1)).any())
+    counted = ~handed_on & floating
+    total = len(np.unique(hashes[counted & (hashes != 0)]))
+    total += len({_content(b, row) for row in at_b[counted & (hashes == 0)].tolist()})
     seen: dict[int, tuple[float, int]] = {}
-    total: set[int] = set()
-    batch = False
-    for row in np.flatnonzero(outside).tolist():
-        content = _content(b, int(reads.b[row]))
-        reader = place_b[int(alignment.b[reads.pair[row]])]
-        if content and made.get(content, reader) < reader:
-            continue  # made earlier in the step by a call that hands it on unseen
-        if int(b.reads.dtype[reads.b[row]]) not in floating:
-            batch |= not bool(reads.equal[row]) and float(b.reads.numel[reads.b[row]]) > 1
-            continue
-        total.add(content)
-        if not reads.equal[row] and not reads.difference[row] <= divergence.precision:
+    for row in rows[counted & ~equal].tolist():
+        if not reads.difference[row] <= divergence.precision:
+            content = _content(b, int(reads.b[row]))
             size = float(reads.difference[row]) if np.isfinite(reads.difference[row]) else float("inf")
             known = seen.get(content)
             module = b.kind[alignment.b[reads.pair[row]]] == _MODULE
@@ -49,7 +46,7 @@ def entered_findings(
                 seen[content] = size, row
     if not seen:
         return [], 0.0, 0.0, (), batch
-    share = len(seen) / max(len(total), 1)
+    share = len(seen) / max(total, 1)
     ordered = sorted(seen.values(), key=lambda item: (-item[0], item[1]))
     known_names = parameter_names(b)
     names = tuple(_input_name(b, divergence, row, known_names) for _, row in ordered)
@@ -74,6 +71,17 @@ def entered_findings(
                 )
             )
     return found, share, ordered[0][0], names, batch
+
+
+def _first_made(columns: Columns, place: Floats, hashes: npt.NDArray[np.uint64]) -> Floats:
+    """Per content where in the step a call first makes it; infinite: none does, or it has no hash."""
+    writes = columns.writes
+    names, number = np.unique(writes.hash, return_inverse=True)
+    first = np.full(len(names) + 1, np.inf)
+    np.minimum.at(first, number.reshape(-1), place[writes.call])
+    found = np.searchsorted(names, hashes)
+    known = (hashes != 0) & (np.append(names, np.uint64(0))[found] == hashes)
+    return np.where(known, first[found], np.inf)
 
 
 def _content(columns: Columns, row: int) -> int:

@@ -115,8 +115,10 @@ def gateways(
 def _beyond_rounding(a: Columns, b: Columns, divergence: Divergence) -> Bools:
     """Reads that differ by more than a few ULP of their dtype, or have a coarser dtype in B."""
     reads, pool = divergence.reads, a.pool.items()
-    eps = np.array([EPS.get(str(pool[number]), 0.0) for number in a.reads.dtype[reads.a].tolist()])
-    eps_b = np.array([EPS.get(str(pool[number]), 0.0) for number in b.reads.dtype[reads.b].tolist()])
+    numbers = np.unique(np.concatenate([a.reads.dtype, b.reads.dtype]))
+    eps_of = np.zeros(int(numbers.max(initial=0)) + 1)
+    eps_of[numbers] = [EPS.get(str(pool[number]), 0.0) for number in numbers.tolist()]
+    eps, eps_b = eps_of[a.reads.dtype[reads.a]], eps_of[b.reads.dtype[reads.b]]
     other = eps_b > eps  # B reads fewer digits; more of them is no fault
     with np.errstate(invalid="ignore"):
         return np.asarray(reads.comparable & ~reads.equal & ((reads.difference > FUSED_ULPS * eps) | other))
