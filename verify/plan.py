@@ -108,8 +108,10 @@ def _edge_shapes(
     for the first dtype; masks do not depend on the dtype, so later ones get the sizes above only.
     """
     rank = len(spec.shapes[0])
-    base = min(spec.shapes, key=lambda s: (abs(_numel(s) - 1024), s))
-    longest = [max(shape[axis] for shape in spec.shapes) for axis in range(rank)]
+    # Of a spec that declares several ranks, the first shape's.
+    alike = [shape for shape in spec.shapes if len(shape) == rank]
+    base = min(alike, key=lambda s: (abs(_numel(s) - 1024), s))
+    longest = [max(shape[axis] for shape in alike) for axis in range(rank)]
     small = tuple(min(n, _SMALL) for n in base)
     shapes: list[tuple[int, ...]] = [(1,) * rank]
     for axis in range(rank):
