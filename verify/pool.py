@@ -8,6 +8,7 @@ order, whoever judged them and whenever.
 
 from __future__ import annotations
 
+import math
 import select
 import tempfile
 import time
@@ -35,6 +36,7 @@ from bridge.verify.request import (
     Unusable,
 )
 from bridge.verify.tasks import (
+    CAPTURED,
     Alone,
     Conclude,
     Declare,
@@ -96,6 +98,28 @@ def judge_together(request: Request, *, jobs: int, timeout: float, progress: Say
                 resume = Resume(unplanned=True)
             finally:
                 pool.end()
+
+
+def share_out(cases: Sequence[Drawn], jobs: int) -> list[list[int]]:
+    """Groups of case numbers for `jobs` workers to take from the end, where the dearest are.
+
+    A group that would keep its worker longer than all cases keep a worker on average is cut.
+    """
+    groups: dict[str, list[int]] = {}
+    for number, case in enumerate(cases, 1):
+        groups.setdefault(case.group, []).append(number)
+
+    def cost(numbers: list[int]) -> float:
+        return sum(cases[n - 1].cost for n in numbers)
+
+    # One worker holds captured tensors, one call at a time; they are large, so it begins at once.
+    captured = groups.pop(CAPTURED, [])
+    fair = sum(map(cost, groups.values())) / jobs
+    parts: list[list[int]] = []
+    for numbers in groups.values():
+        size = math.ceil(len(numbers) / math.ceil(cost(numbers) / fair))
+        parts += [numbers[at : at + size] for at in range(0, len(numbers), size)]
+    return sorted(parts, key=cost) + ([captured] if captured else [])
 
 
 @dataclass(slots=True, eq=False)
@@ -198,12 +222,6 @@ class _Pool:
     def _give(self, worker: _Worker, what: str, task: Task) -> None:
         worker.does, worker.case, worker.heard = what, None, time.monotonic()
         worker.child.send(task)
-
-    def _share_out(self, cases: Sequence[Drawn]) -> None:
-        groups: dict[str, list[int]] = {}
-        for number, case in enumerate(cases, 1):
-            groups.setdefault(case.group, []).append(number)
-        self._groups = sorted(groups.values(), key=lambda g: sum(cases[n - 1].cost for n in g))
 
     # What counts, in the order of the cases
 
@@ -336,7 +354,7 @@ class _Pool:
             worker.planned = True
             if worker.tells:
                 self._cases = reply.cases
-                self._share_out(reply.cases)
+                self._groups = share_out(reply.cases, self._jobs)
 
     def _enter(self, phase: Phase) -> None:
         if phase.name not in self._phases:

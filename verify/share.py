@@ -23,6 +23,7 @@ from bridge.verify.replay import Replayed
 from bridge.verify.request import WEIGHING, Finished, Job, Phase, Resume, Share, Started
 from bridge.verify.session import Begun, Plan, Session, open_session, tell_broken
 from bridge.verify.tasks import (
+    CAPTURED,
     Alone,
     Conclude,
     Declare,
@@ -42,8 +43,9 @@ from bridge.verify.tasks import (
 )
 from bridge.verify.tasks import Plan as Planning
 
-#: Elements that take about as long as what any case costs.
+#: Estimates, in units of a small case: elements that take as long, and a compilation.
 _UNIT_ELEMENTS = 4096
+_COMPILE_COST = 16.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,7 +107,7 @@ class _Worker:
         self._plan = self._session.plan(begun, task.tiles)
         if task.tell:
             self._emit(self._session.declare(begun, self._plan.entries))
-        self._emit(Planned(cases=tuple(map(_drawn, self._plan.entries)) if task.tell else ()))
+        self._emit(Planned(cases=_drawn(self._plan.entries) if task.tell else ()))
 
     def _take(self, task: Take) -> None:
         assert self._plan is not None
@@ -198,18 +200,24 @@ def _told(part: Part, number: int, kept: Kept | None) -> Judged:
     return Judged(number=number, kept=kept, failed=failed, tiles=judged.tiles)
 
 
-def _drawn(entry: Entry) -> Drawn:
-    """How a case is shared out: with those whose rows have about the same length, since tiles follow it."""
-    if entry.family == "captured":
-        # One worker holds captured tensors, one call at a time.
-        return Drawn(name=entry.name, group="captured", cost=1e9)
-    case = entry.load()
-    shape = case.inputs[0].shape
-    columns = int(shape[-1]) if shape else 1
-    size = sum(tensor.numel() for tensor in case.inputs)
-    runs = 3 if entry.family in OWN_FAMILIES else 1
-    return Drawn(
-        name=entry.name,
-        group=f"{case.dtype} {columns if columns & (columns - 1) == 0 else f'{columns.bit_length()} bits'}",
-        cost=runs * (1 + size / _UNIT_ELEMENTS),
-    )
+def _drawn(entries: Iterable[Entry]) -> tuple[Drawn, ...]:
+    """How cases are shared out: by the length of their rows, since tiles follow it."""
+    found = []
+    seen: set[tuple[str, torch.Size]] = set()
+    for entry in entries:
+        if entry.family == "captured":
+            found.append(Drawn(name=entry.name, group=CAPTURED, cost=1.0))
+            continue
+        case = entry.load()
+        first = case.inputs[0]
+        columns = int(first.shape[-1]) if first.ndim else 1
+        length = f"{columns}" if columns & (columns - 1) == 0 else f"{columns.bit_length()} bits"
+        if first.is_cuda:
+            # Compiling for another shape takes far longer than running it.
+            cost = 1.0 if (case.dtype, first.shape) in seen else _COMPILE_COST
+        else:
+            runs = 3 if entry.family in OWN_FAMILIES else 1
+            cost = runs * (1 + sum(tensor.numel() for tensor in case.inputs) / _UNIT_ELEMENTS)
+        seen.add((case.dtype, first.shape))
+        found.append(Drawn(name=entry.name, group=f"{case.dtype} {length}", cost=cost))
+    return tuple(found)

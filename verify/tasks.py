@@ -30,6 +30,10 @@ def has_room(own: Kept, before: Iterable[Kept]) -> bool:
     return alike < (4 if own.failed else 2)
 
 
+#: Group of the captured calls.
+CAPTURED = "captured"
+
+
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     """A planned case, as much as it takes to share the cases out."""
 

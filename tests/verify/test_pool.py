@@ -20,9 +20,10 @@ from bridge.verify import Verdict, isolate, nursery
 from bridge.verify.api import verify_kernel
 from bridge.verify.child import Child, spawn
 from bridge.verify.isolate import MAX_JOBS, default_jobs
+from bridge.verify.pool import share_out
 from bridge.verify.power import power_of
 from bridge.verify.request import Event, Phase, Request, Started
-from bridge.verify.tasks import Kept, Tried, has_room
+from bridge.verify.tasks import Drawn, Kept, Tried, has_room
 
 torch.set_num_threads(1)
 
@@ -205,6 +206,18 @@ def test_jobs_follow_the_work_and_the_cores(monkeypatch: pytest.MonkeyPatch, tmp
     assert default_jobs(Request(op="x")) == MAX_JOBS
     quota.write_text("250000 100000\n")
     assert default_jobs(Request(op="x")) == 2 and default_jobs(Request(op="x", quick=True)) == 1
+
+
+def test_the_dearest_groups_are_taken_first_and_none_is_too_dear() -> None:
+    def drawn(group: str, cost: float, count: int) -> list[Drawn]:
+        return [Drawn(name=f"{group} {n}", group=group, cost=cost) for n in range(count)]
+
+    cases = [*drawn("captured", 1, 3), *drawn("a", 1, 12), *drawn("b", 4.5, 1), *drawn("a", 1, 3)]
+    assert share_out(cases, 1) == [[16], [*range(4, 16), 17, 18, 19], [1, 2, 3]]
+    first, second, third = [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]
+    assert share_out(cases, 4) == [[17, 18, 19], first, second, third, [16], [1, 2, 3]]
+    assert share_out(drawn("captured", 1, 2), 4) == [[1, 2]]
+    assert share_out([], 4) == []
 
 
 def test_evidence_is_kept_for_the_first_of_its_kind() -> None:
