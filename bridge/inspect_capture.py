@@ -58,6 +58,7 @@ class CaptureSummary(msgspec.Struct, frozen=True, kw_only=True):
     blobs: int  #: distinct contents stored
     stored_bytes: int
     budget_bytes: int | None
+    forecast_bytes: int | None  #: what storing all that was selected was expected to take
     nonfinite: tuple[str, ...]  #: first keys whose outputs hold NaN or infinities
     dropped: tuple[Dropped, ...]
     missing: tuple[str, ...]  #: files that the manifest lists and the folder lacks; ranks without files
@@ -168,6 +169,7 @@ def _summary(
         blobs=len(blobs),
         stored_bytes=manifest.stored_bytes,
         budget_bytes=manifest.budget_bytes,
+        forecast_bytes=manifest.forecast_bytes,
         nonfinite=tuple(call.key for call in calls if any(_nonfinite(r.digest) for r in call.outputs))[:20],
         dropped=manifest.dropped,
         missing=tuple(missing),

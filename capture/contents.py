@@ -10,12 +10,13 @@ import numpy.typing as npt
 import torch
 
 from bridge.capture import digest as digests
-from bridge.capture import digest_host
+from bridge.capture import digest_host, forecast
 from bridge.capture.device import DeviceDigests
 from bridge.capture.dtypes import itemsize
 from bridge.capture.identity import Content, Place
 from bridge.capture.lanes import DeviceLane, HostLane
 from bridge.capture.loads import Blob
+from bridge.capture.phase import current_node
 from bridge.capture.record import Digest
 from bridge.capture.writer import ContentLine, RankWriter
 
@@ -23,12 +24,26 @@ from bridge.capture.writer import ContentLine, RankWriter
 class Contents:
     """Where contents go; one for a step."""
 
-    def __init__(self, writer: RankWriter, *, max_tensor_bytes: int | None = None) -> None:
+    def __init__(
+        self, writer: RankWriter, *, max_tensor_bytes: int | None = None, parameters: int | None = None
+    ) -> None:
+        """Nothing is taken yet.
+
+        Args:
+            writer: Of the rank.
+            max_tensor_bytes: Larger tensors are not stored.
+            parameters: Bytes of the model's, where every call is stored.
+        """
         self._writer = writer
         self._max_tensor_bytes = max_tensor_bytes
         self._lines: list[ContentLine] = []
         self._devices: dict[torch.device, DeviceDigests] = {}
         self.digested_bytes = 0
+        self._parameters = parameters
+        self._forward_bytes = 0
+        self._foreseen = False
+        if parameters:
+            writer.foresee(forecast.at_least(parameters))
 
     def digest(self, tensor: torch.Tensor, place: Place, content: Content) -> None:
         """Digest a content that has not been digested."""
@@ -72,9 +87,11 @@ class Contents:
         content.stored = True
         dtype: str = place[2]
         nbytes = content.count * _size(dtype)
-        reason = self._writer.refuses(nbytes)
         if self._max_tensor_bytes is not None and nbytes > self._max_tensor_bytes:
-            reason = f"larger than {self._max_tensor_bytes} bytes"
+            reason: str | None = f"larger than {self._max_tensor_bytes} bytes"
+        else:
+            self._foresee(nbytes)
+            reason = self._writer.refuses(nbytes)
         if reason is not None:
             self._writer.drop(key=key, tensor=name, nbytes=nbytes, reason=reason)
             return
@@ -102,6 +119,15 @@ class Contents:
             with HostBytes(tensor, place, nbytes) as (address, _):
                 self._writer.put_blob(blob, device, address)
         content.digested = content.digested or handed
+
+    def _foresee(self, nbytes: int) -> None:
+        if self._foreseen:
+            return
+        if current_node() is None:
+            self._forward_bytes += nbytes
+        else:
+            self._foreseen = True
+            self._writer.foresee(forecast.expected(self._forward_bytes, parameters=self._parameters))
 
     def lines(self) -> list[ContentLine]:
         """Digests known since the last time this was asked."""

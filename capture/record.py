@@ -143,6 +143,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     selection: dict[str, Any] = {}
     budget_bytes: int | None = None
     stored_bytes: int = 0
+    forecast_bytes: int | None = None  #: what storing all that was selected was expected to take
     dropped: tuple[Dropped, ...] = ()
     problems: tuple[str, ...] = ()  #: what went wrong inside the tool; the capture is partial then
     problem_codes: dict[str, str] = {}  #: a problem -> its code (DISK_FULL), where a program acts on it

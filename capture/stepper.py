@@ -41,7 +41,7 @@ class StepSession:
     ) -> None:
         self._writer = writer
         self.recorder = Recorder(
-            writer, matcher, Contents(writer, max_tensor_bytes=max_tensor_bytes), step=step, rank=rank
+            writer, matcher, _contents(writer, matcher, parts, max_tensor_bytes), step=step, rank=rank
         )
         self._modules = ModuleHooks(self.recorder, parts)
         self._launches = LaunchHooks(self.recorder)
@@ -104,6 +104,16 @@ class StepSession:
 
     def _optimizer_ends(self, *_: Any) -> None:
         self.recorder.stage.in_optimizer = False
+
+
+def _contents(
+    writer: RankWriter, matcher: Matcher, parts: list[nn.Module], max_tensor_bytes: int | None
+) -> Contents:
+    parameters = None
+    if matcher.everything:
+        own = [getattr(p, "_local_tensor", p) for part in parts for p in part.parameters()]
+        parameters = sum(p.numel() * p.element_size() for p in own)
+    return Contents(writer, max_tensor_bytes=max_tensor_bytes, parameters=parameters)
 
 
 def warm_up(parts: list[nn.Module]) -> None:

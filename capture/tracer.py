@@ -190,6 +190,7 @@ class Tracer:
                 metrics={**self._metrics, **(metrics or {})},
                 ranks=tuple(report.files for report in reports),
                 stored_bytes=sum(report.stored_bytes for report in reports),
+                forecast_bytes=sum(report.forecast_bytes or 0 for report in reports) or None,
                 dropped=tuple(drop for report in reports for drop in report.dropped),
                 problems=tuple(dict.fromkeys(problems)),
                 problem_codes={

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import queue
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Any
 
 import msgspec
 
+from bridge.capture import workers
 from bridge.capture.linefile import LineFile
 from bridge.capture.loads import ALIGNMENT, MOST_PIECES, Blob, Lane, Load, Stream
 from bridge.capture.pool import Chunk, ChunkPool
 from bridge.capture.record import DISK_FULL, Call, Digest, Dropped, RankFiles, ShardFile
+from bridge.capture.request import size
 from bridge.capture.shards import BlobLine
 from bridge.capture.workers import Workers, thread_count
 
@@ -27,6 +30,8 @@ log = logging.getLogger("bridge.capture")
 
 #: A load that nobody waits to write is handed over when it has this many bytes.
 _EAGER_BYTES = 256 << 10
+#: Before a tensor of this size is copied the disk is looked at; of smaller ones, when they are written.
+_LOOK_BYTES = 64 << 10
 
 
 class ContentLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,6 +47,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
 
     files: RankFiles
     stored_bytes: int = 0
+    forecast_bytes: int | None = None
     dropped: tuple[Dropped, ...] = ()
     problems: tuple[str, ...] = ()
     problem_codes: dict[str, str] = {}  #: problem -> what it comes from, where a program acts on that
@@ -58,6 +64,7 @@ class RankWriter:
         self.problem_codes: dict[str, str] = {}
         self.dropped: list[Dropped] = []
         self._budget = budget_bytes
+        self.forecast_bytes: int | None = None
         self._accepted = 0  #: bytes of blobs taken, without those that turned out to be there already
         self._lock = threading.Lock()
         self._files = {name: LineFile(folder / f"{name}.jsonl") for name in ("calls", "contents", "blobs")}
@@ -107,7 +114,26 @@ class RankWriter:
             return "the disk is full"
         if self._budget is not None and self._accepted + nbytes > self._budget:
             return f"the budget of {self._budget} bytes is used up"
+        if nbytes >= _LOOK_BYTES and nbytes > self._disk_room():
+            free = shutil.disk_usage(self.folder).free
+            return f"the disk has {free} bytes free, and {workers.DISK_RESERVE} are left alone"
         return None
+
+    def foresee(self, nbytes: int) -> None:
+        """The step is expected to store so much: say so now if it cannot be kept."""
+        self.forecast_bytes = nbytes
+        room = self._accepted + self._disk_room()
+        limit = "the disk has room for"
+        if self._budget is not None and self._budget < room:
+            room, limit = self._budget, "the budget is"
+        if nbytes > room:
+            log.warning(
+                "capture: the tensors of this step are expected to take about %s, %s %s: what comes after "
+                "that is dropped, and listed",
+                size(nbytes),
+                limit,
+                size(max(room, 0)),
+            )
 
     def drop(self, *, key: str, tensor: str, nbytes: int, reason: str) -> None:
         """Note something selected that is not stored."""
@@ -138,6 +164,7 @@ class RankWriter:
         report = RankReport(
             files=RankFiles(rank=self.rank, calls=calls, files=files, shards=self._placed(shards)),
             stored_bytes=self._workers.written,
+            forecast_bytes=self.forecast_bytes,
             dropped=tuple(self.dropped),
             problems=tuple(self.problems),
             problem_codes=self.problem_codes,
@@ -239,6 +266,11 @@ class RankWriter:
             if not helping or not self._workers.help():
                 pool.wait(1.0)
         return chunk
+
+    def _disk_room(self) -> int:
+        """Bytes that the disk has for more, besides those that wait to be written."""
+        waiting = self._accepted - self._workers.written
+        return shutil.disk_usage(self.folder).free - waiting - workers.DISK_RESERVE
 
     def _placed(self, shards: dict[str, ShardFile]) -> dict[str, ShardFile]:
         return {f"{self.folder.name}/{name}": shard for name, shard in shards.items()}

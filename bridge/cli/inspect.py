@@ -84,6 +84,8 @@ def describe(summary: CaptureSummary) -> list[str]:
     facts.append(("tensors", f"{summary.tensors:,} digested, {summary.tensors_stored:,} stored"))
     budget = f" of {size(summary.budget_bytes)}" if summary.budget_bytes else ""
     facts.append(("stored", f"{size(summary.stored_bytes)}{budget} in {summary.blobs:,} distinct contents"))
+    if summary.dropped and summary.forecast_bytes:
+        facts.append(("forecast", f"{size(summary.forecast_bytes)} for all that was selected"))
     lines += [f"  {name:<10} {value}" for name, value in facts]
     if summary.kernels:
         lines += ["", "  kernels"]
