@@ -6,7 +6,7 @@ bit. Arguments that shared memory share it again, strides and offsets are kept, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,8 +100,19 @@ def differing_outputs(capture: Capture, call: Call) -> list[str]:
     return wrong
 
 
-def arguments_of(func: Any, call: Call, tensors: dict[str, torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments of a recorded call.
+def arguments_of(
+    func: Any,
+    call: Call,
+    tensors: Mapping[str, torch.Tensor],
+    change: Callable[[Any], Any] = lambda value: value,
+) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments of a recorded call, in the schema's order.
+
+    Args:
+        func: The overload.
+        call: The recorded call.
+        tensors: Its tensors, by the paths of its inputs.
+        change: Applied to every scalar argument, and to each of a list.
 
     Raises:
         CaptureError: a value that cannot be made again.
@@ -109,7 +120,10 @@ def arguments_of(func: Any, call: Call, tensors: dict[str, torch.Tensor]) -> tup
     values: dict[str, Any] = {}
     for name, value in call.attrs.items():
         try:
-            values[name] = value if _is_pattern(value) else unplain(value)
+            if not _is_pattern(value):
+                value = unplain(value)
+                value = [change(item) for item in value] if isinstance(value, list) else change(value)
+            values[name] = value
         except ValueError as error:
             raise CaptureError(f"call {call.key!r} cannot be replayed: {error}") from None
     args: list[Any] = []
@@ -126,7 +140,9 @@ def arguments_of(func: Any, call: Call, tensors: dict[str, torch.Tensor]) -> tup
     return args, kwargs
 
 
-def _argument(argument: Any, position: int, values: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
+def _argument(
+    argument: Any, position: int, values: dict[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> Any:
     for path in (str(position), argument.name):
         if path in tensors:
             return tensors[path]

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from bridge.capture.encode import unplain, visit_tensors
+from bridge.capture.encode import visit_tensors
 from bridge.capture.record import Call
-from bridge.errors import KernelError
+from bridge.capture.replay import arguments_of, find_operator
+from bridge.errors import CaptureError, KernelError
 from bridge.verify.golden import plain_math, wide_defaults
 
 #: What `transform` of an argument gives for an op that runs in FP64.
@@ -33,11 +34,9 @@ def cannot_rerun(call: Call) -> str | None:
 
 def find_op(name: str) -> Any:
     """The overload of "aten::mm.default"; None when nothing of that name is registered."""
-    namespace, _, rest = name.partition("::")
-    packet, _, overload = rest.partition(".")
     try:
-        return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-    except (AttributeError, RuntimeError):
+        return find_operator(name)
+    except (CaptureError, RuntimeError):
         return None
 
 
@@ -83,7 +82,7 @@ def _run(call: Call, tensors: Mapping[str, torch.Tensor], lift: Callable[[Any], 
             f"{call.key}: operator {call.op} is not registered in this process; import its library"
         )
     try:
-        args, kwargs = _arguments(call, op, tensors, lift)
+        args, kwargs = arguments_of(op, call, tensors, lift)
         with torch.no_grad():
             result = op(*args, **kwargs)
     except Exception as error:
@@ -97,51 +96,3 @@ def _run(call: Call, tensors: Mapping[str, torch.Tensor], lift: Callable[[Any], 
         tensors[path] for path in call.mutated if path in tensors and id(tensors[path]) not in returned
     ]
     return outputs + written
-
-
-def _arguments(
-    call: Call, op: Any, tensors: Mapping[str, torch.Tensor], lift: Callable[[Any], Any]
-) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments in the schema's order, from tensors by path and the rest by name."""
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for position, argument in enumerate(op._schema.arguments):
-        value = _argument(call, argument, str(position), tensors, lift)
-        if value is _ABSENT:
-            if argument.kwarg_only or argument.has_default_value():
-                value = argument.default_value
-                if argument.kwarg_only:
-                    continue
-            else:
-                value = None
-        if argument.kwarg_only:
-            kwargs[argument.name] = value
-        else:
-            args.append(value)
-    return args, kwargs
-
-
-_ABSENT = object()
-
-
-def _argument(
-    call: Call, argument: Any, position: str, tensors: Mapping[str, torch.Tensor], lift: Callable[[Any], Any]
-) -> Any:
-    for path in (position, argument.name):
-        if path in tensors:
-            return tensors[path]
-    mask = call.attrs.get(argument.name)
-    listed = isinstance(mask, dict) and "tensors" in mask
-    parts = {
-        path.split(".", 1)[1]: tensor
-        for path, tensor in tensors.items()
-        if "." in path and path.split(".", 1)[0] in (position, argument.name)
-    }
-    if listed and isinstance(mask, dict):
-        return [parts[str(place)] if present else None for place, present in enumerate(mask["tensors"])]
-    if parts:
-        return [parts[str(place)] for place in range(len(parts))]
-    if argument.name in call.attrs:
-        value = unplain(call.attrs[argument.name])
-        return [lift(item) for item in value] if isinstance(value, list) else lift(value)
-    return _ABSENT
