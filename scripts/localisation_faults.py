@@ -133,6 +133,8 @@ def attention(
 ) -> torch.Tensor:
     """Attention on [batch, sequence, heads, width], right or wrong in one named way."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    if k.shape[1] != q.shape[1]:
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
     scale = q.shape[-1] ** -0.5
     if kind == "not causal":
         out = F.scaled_dot_product_attention(q, k, v, is_causal=False)

@@ -50,10 +50,15 @@ def harness() -> ModuleType:
         "linear: split K, every wo",
         "norm: halves, every ffn_norm",
         "attention by its plain formula",
+        "kernel: store cuts off 16 bits",
+        "kernel: gradient over its own input",
+        "right kernel: RMSNorm",
+        "right kernel: LayerNorm far from zero",
+        "1 rank against 2 ranks",
     ],
 )
 def test_planted_changes_are_told_apart(harness: ModuleType, name: str) -> None:
-    (change,) = [change for change in (*harness.faults(), *harness.legal()) if change.name == name]
+    (change,) = [change for change in harness.all_changes() if change.name == name]
     (row,) = harness.run([change])
     assert row["tensors"], row
     assert row["digests"], row
@@ -71,3 +76,20 @@ def test_one_command_from_config_to_verdict(tmp_path: Path, capsys: pytest.Captu
     assert document.coverage.by_match["module"] >= 5, "each fused norm stands for its eager ops"
     assert "offset_rmsnorm" in document.summary
     assert report.stat().st_size > 0
+
+
+def test_a_broken_kernel_in_place_of_the_configs_own_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The config's override claims the same modules: it is taken out of both runs, and that is said."""
+    broken = "bridge.demo.broken_override.broken_offset_rmsnorm"
+    options = ["--override", broken, "--step", "1", "--out", str(tmp_path / "ab")]
+    code = run(["ab", "--config", str(DEMO), *options, "--report", str(tmp_path / "report.html")])
+    said = capsys.readouterr()
+    assert code == 1, said
+    document = msgspec.json.decode((tmp_path / "diff.json").read_bytes(), type=DiffDocument)
+    first = document.suspects[0]
+    assert document.outcome == "DIVERGED"
+    assert first.module == "norm", "the first norm that backward reaches"
+    assert KERNEL in said.err and "taken out of both runs" in said.err
+    assert any(note.what == "override" for note in document.mismatches)
