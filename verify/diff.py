@@ -26,11 +26,11 @@ from bridge.verify.diff_document import (
     DiffDocument,
     DiffOutcome,
     Mismatch,
-    NonFinite,
     Suspect,
 )
 from bridge.verify.diff_table import Rows, call_table, rows_of
 from bridge.verify.divergence import STANDARD_ERRORS, Divergence, diverge
+from bridge.verify.entered import batch_mismatch
 from bridge.verify.intake import columns
 from bridge.verify.nonfinite import first_nonfinite
 from bridge.verify.overrides import read_overrides
@@ -88,17 +88,14 @@ def diff_captures(
     replays = _replayed(run_a, run_b, left, right, divergence, attributions) if replay and not logs else None
     if replays is not None:
         attributions = replays.attributions
-    if attributions.batch_differs:
-        found.append(
-            Mismatch(
-                what="batch", a="its tokens", b="other tokens", meaning="the runs saw other data in this step"
-            )
-        )
+    batch = batch_mismatch(left, right, attributions.batch_differs)
+    if batch is not None:
+        found.append(batch)
     rows = rows_of(left, right, divergence, attributions)
     suspects = _suspects(run_b, left, right, rows, attributions, replays)
     nonfinite = (*first_nonfinite(left, run_a), *first_nonfinite(right, run_b))
     details = _details(run_a, run_b, left, right, divergence, attributions, rows, suspects, replays)
-    outcome, summary = _answer(left, right, divergence, attributions, rows, suspects, nonfinite)
+    outcome, summary = _answer(left, right, divergence, attributions, rows, suspects, batch)
     if lost := (*run_a.damage, *run_b.damage):
         # Digests lie in other files than tensors: the comparison holds, and what is lost cannot be replayed.
         known = " by their digests" if outcome == "IDENTICAL" else ""
@@ -276,7 +273,7 @@ def _answer(
     attributions: Attributions,
     rows: Rows,
     suspects: tuple[Suspect, ...],
-    nonfinite: tuple[NonFinite, ...],
+    batch: Mismatch | None,
 ) -> tuple[DiffOutcome, str]:
     """Outcome and the one sentence that the report opens with."""
     pairs = len(divergence.alignment)
@@ -292,6 +289,11 @@ def _answer(
     rest = f"; {alone} calls have no counterpart" if alone else ""
     if suspects:
         return "DIVERGED", _accusation(suspects, attributions, divergence)
+    if batch is not None:
+        return "INCONCLUSIVE", (
+            f"{batch.meaning} ({batch.a} in A, {batch.b} in B), so differences say nothing about the code; "
+            f"compare runs of one seed, data order and batch size"
+        )
     if attributions.entered_share > 0:
         count = len(attributions.entered)
         return "INCONCLUSIVE", (

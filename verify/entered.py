@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bridge.verify.columns import GRAD_OUTPUT, KINDS, Columns, Floats, reads_of
+from bridge.verify.diff_document import Mismatch
 from bridge.verify.divergence import Divergence
 from bridge.verify.finding import ENTERED, Finding
 from bridge.verify.floors import EPS
@@ -82,6 +83,30 @@ def _first_made(columns: Columns, place: Floats, hashes: npt.NDArray[np.uint64])
     found = np.searchsorted(names, hashes)
     known = (hashes != 0) & (np.append(names, np.uint64(0))[found] == hashes)
     return np.where(known, first[found], np.inf)
+
+
+def batch_mismatch(a: Columns, b: Columns, tokens_differ: bool) -> Mismatch | None:
+    """What differs in the data of the step: the sizes of what the model was given, or its values."""
+    shapes = _given(a), _given(b)
+    if all(shapes) and shapes[0] != shapes[1]:
+        said = [", ".join("x".join(map(str, shape)) for shape in each) for each in shapes]
+        return Mismatch(
+            what="batch", a=said[0], b=said[1], meaning="the runs saw batches of other sizes in this step"
+        )
+    if not tokens_differ:
+        return None
+    return Mismatch(
+        what="batch", a="its tokens", b="other tokens", meaning="the runs saw other data in this step"
+    )
+
+
+def _given(columns: Columns) -> tuple[tuple[int, ...], ...]:
+    """Shapes of what the whole model was first called with."""
+    for at in np.flatnonzero(columns.kind == _MODULE).tolist():
+        call = columns.calls[at]
+        if call.module == "":
+            return tuple(record.shape for record in call.inputs)
+    return ()
 
 
 def _content(columns: Columns, row: int) -> int:

@@ -165,3 +165,22 @@ def test_digests_alone_need_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_batches_of_other_sizes_are_said_and_blame_nobody() -> None:
+    def run(rows: int) -> Recorder:
+        recorder = Recorder()
+        x = torch.linspace(-1, 1, rows * 8).reshape(rows, 8)
+        made = recorder.op("aten::mm.default", torch.mm, x, torch.ones(8, 8))
+        shown = recorder.record("0", x), recorder.record("0", made)
+        recorder.calls.append(
+            Call(
+                index=1, key="<root>", kind="module", op="Model", step=1, inputs=shown[:1], outputs=shown[1:]
+            )
+        )
+        return recorder
+
+    document = diff_captures(run(2).run("A"), run(4).run("B"))
+    assert document.outcome == "INCONCLUSIVE" and not document.suspects
+    assert "batches of other sizes in this step (2x8 in A, 4x8 in B)" in document.summary
+    assert [m.what for m in document.mismatches if m.what == "batch"] == ["batch"]
