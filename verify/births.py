@@ -8,11 +8,11 @@ import numpy as np
 
 from bridge.capture.record import Call
 from bridge.verify.align import Alignment
-from bridge.verify.columns import KINDS, PHASES, Bools, Columns, Floats, short_op
+from bridge.verify.columns import KINDS, PARAM, PHASES, Bools, Columns, Floats, short_op
 from bridge.verify.diff_document import Origin
 from bridge.verify.divergence import Divergence
 from bridge.verify.finding import LIKELY, SURE, TOLD, Arguments, Finding, argument_differences
-from bridge.verify.floors import EPS
+from bridge.verify.floors import EPS, narrowing
 
 #: A call whose inputs differ is accused from digests only when its outputs differ this many times more than
 #: its inputs do or, rounding propagated, may do.
@@ -74,6 +74,7 @@ def born_findings(
     alignment = divergence.alignment
     found = []
     born = divergence.born()
+    born &= ~_other_weights(b, divergence)
     for pair in np.flatnonzero(born | _likely(a, b, divergence, level)).tolist():
         at_a, at_b = int(alignment.a[pair]), int(alignment.b[pair])
         call_a, call_b = a.calls[at_a], b.calls[at_b]
@@ -209,6 +210,20 @@ def told_findings(
     return found
 
 
+def _other_weights(b: Columns, divergence: Divergence) -> Bools:
+    """Module calls around modules whose parameters differ: they read more than what they were called with."""
+    reads, alignment = divergence.reads, divergence.alignment
+    other = reads.pair[(reads.role == PARAM) & reads.comparable & ~reads.equal]
+    names = {b.text(number) for number in np.unique(b.module[alignment.b[other]]).tolist()}
+    outer = {""} if names else set()
+    for name in names:
+        parts = name.split(".")
+        outer.update(".".join(parts[:length]) for length in range(1, len(parts)))
+    numbers = [b.pool.number(name) for name in outer]
+    modules = b.kind[alignment.b] == _MODULE
+    return np.asarray(modules & np.isin(b.module[alignment.b], numbers))
+
+
 def rearranged(a: Columns, b: Columns, alignment: Alignment) -> Bools:
     """Pairs of ops of a module in which either run has calls of its own: they may make other things."""
     alone = np.concatenate([a.module[alignment.only_a], b.module[alignment.only_b]])
@@ -230,6 +245,8 @@ def _likely(a: Columns, b: Columns, divergence: Divergence, level: Floats) -> Bo
     """Pairs whose outputs (or, of a module, gradients) differ far more than their unequal inputs can."""
     with np.errstate(invalid="ignore"):
         inputs = divergence.noise + np.fmax(divergence.in_difference, level)
+        # Inputs a hair apart may round to neighbours when they are stored in fewer digits.
+        inputs += narrowing(b)[divergence.alignment.b]
         forward = divergence.out_difference > GAIN * inputs
         backward = divergence.backward > GAIN * np.fmax(inputs, divergence.backward_in)
         # Normalising optimizers turn rounding of a tiny gradient into a whole step; only replay can tell.

@@ -122,6 +122,18 @@ def _output_eps(columns: Columns) -> Floats:
     return eps
 
 
+def narrowing(columns: Columns) -> Floats:
+    """EPS of a call's coarsest output where some floating input has finer digits; else 0."""
+    reads, pool = columns.reads, columns.pool.items()
+    numbers, place = np.unique(reads.dtype, return_inverse=True)
+    table = np.array([EPS.get(str(pool[number]), np.inf) for number in numbers.tolist()])
+    finest = np.full(len(columns), np.inf)
+    if len(reads.call):
+        np.minimum.at(finest, reads.call, table[place.reshape(-1)])
+    coarsest = _output_eps(columns)
+    return np.asarray(np.where(coarsest > finest, coarsest, 0.0))
+
+
 def _terms(columns: Columns) -> Floats:
     """How many terms are summed into one output element: the inner size of matmuls, else a ratio of sizes."""
     reads, writes = columns.reads, columns.writes

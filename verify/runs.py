@@ -11,7 +11,7 @@ import numpy as np
 
 from bridge.capture.record import Call, Manifest
 from bridge.errors import UsageError
-from bridge.verify.columns import INPUT, OUTPUT, Columns
+from bridge.verify.columns import INPUT, KINDS, OUTPUT, Columns
 from bridge.verify.diff_document import Mismatch, Side
 from bridge.verify.titanlog import is_log, read_log
 
@@ -68,7 +68,10 @@ def side_of(run: Run, columns: Columns) -> Side:
     whole[reads.call[inputs]] = whole[writes.call[outputs]] = True
     whole[reads.call[inputs & ~reads.stored]] = whole[writes.call[outputs & ~writes.stored]] = False
     stored = int(whole.sum())
-    numbers, first, counts = np.unique(writes.dtype[outputs], return_index=True, return_counts=True)
+    # Of what modules make, if any: an optimizer's float32 states outnumber a bfloat16 model's outputs.
+    modules = outputs & (columns.kind == KINDS.index("module"))[writes.call]
+    counted = modules if modules.any() else outputs
+    numbers, first, counts = np.unique(writes.dtype[counted], return_index=True, return_counts=True)
     order = np.lexsort((first, -counts))
     common = tuple(dtype for dtype in map(columns.text, numbers[order].tolist()) if dtype)
     ranks, steps = np.unique(columns.rank).tolist(), np.unique(columns.step).tolist()

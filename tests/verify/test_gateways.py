@@ -8,6 +8,7 @@ import msgspec
 import torch
 from recorded import Recorder
 
+from bridge.capture.record import Call
 from bridge.verify.diff import diff_captures
 from bridge.verify.diff_document import DiffDocument
 
@@ -90,3 +91,25 @@ def test_far_apart_and_nobody_to_blame_is_no_agreement() -> None:
 
     document = diff(run(1.0), run(3.0))
     assert not document and document.outcome in ("INCONCLUSIVE", "DIVERGED"), document.summary
+
+
+def test_a_module_around_other_weights_is_not_blamed_for_them() -> None:
+    """What it was called with is equal, but it reads more than that."""
+
+    def run(weight: float) -> Recorder:
+        recorder = Recorder()
+        w = torch.full((32,), 1.0)
+        w[3] = weight
+        made = recorder.op("aten::mul.Tensor", torch.mul, X, w, module="layers.1.norm")
+        x, y, p = recorder.record("0", X), recorder.record("0", made), recorder.record("weight", w)
+        for index, (module, params) in enumerate((("layers.1.norm", (p,)), ("layers.1", ()), ("", ())), 1):
+            recorder.calls.append(
+                Call(
+                    index=index, key=module or "<root>", kind="module", op="M", module_class="M", step=1,
+                    module=module, inputs=(x,), outputs=(y,), params=params,
+                )
+            )  # fmt: skip
+        return recorder
+
+    document = diff(run(1.0), run(1.5))
+    assert document.suspects[0].module == "layers.1.norm", document.summary
