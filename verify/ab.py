@@ -32,6 +32,10 @@ from bridge.verify.verdict import Verdict
 
 #: Calls of one kernel that are verified.
 MAX_CALLS = 4
+NO_EFFECT = (
+    "The candidate runs no op and no module class that the baseline does not: the override replaced nothing; "
+    "look at its target and fqns"
+)
 
 
 def ab_run(
@@ -88,7 +92,8 @@ def ab_run(
         say(f"{folder.name}: running to step {at}, digests of every call")
         capture_child(path, at, folder, settings, ["--tensors", "none"])
     document = diff_captures(*folders, allow_mismatch=True, command=command)
-    swapped = swapped_kernels(folders[0], folders[1])
+    new = new_names(*folders)
+    swapped = swapped_kernels(new)
     wanted = tensors_wanted(document, folders[1], swapped)
     if wanted:
         for folder, settings in zip(folders, (sides.baseline, sides.candidate), strict=True):
@@ -100,6 +105,8 @@ def ab_run(
         document = diff_captures(*folders, allow_mismatch=True, command=command)
     verdicts = verify_kernels((*dict.fromkeys((*swapped, *kernels)),), folders[1], sweep=sweep, say=say)
     document = msgspec.structs.replace(document, mismatches=(*document.mismatches, *sides.notes))
+    if sides.wanted and not new and document.outcome == "IDENTICAL":
+        document = msgspec.structs.replace(document, summary=f"{document.summary}. {NO_EFFECT}")
     return combine(document, verdicts, traces)
 
 
@@ -119,13 +126,17 @@ def arranged(path: Path, config: BridgeConfig, sides: Sides, last: int, find_ste
     return from_checkpoint(without_clashes(sides, found), found, last)
 
 
-def swapped_kernels(baseline: Path, candidate: Path) -> tuple[str, ...]:
-    """Names of known kernels whose op or module class occurs in the candidate alone."""
+def new_names(baseline: Path, candidate: Path) -> set[str]:
+    """Ops and module classes that occur in the candidate alone."""
     sides = []
     for folder, label in ((baseline, "A"), (candidate, "B")):
         run = load_run(folder, label)
         sides.append({call.op for call in run.calls} | {call.module_class for call in run.calls})
-    new = sides[1] - sides[0]
+    return sides[1] - sides[0]
+
+
+def swapped_kernels(new: set[str]) -> tuple[str, ...]:
+    """Names of known kernels that have one of these ops or module classes."""
     found = []
     for name in known_names():
         try:

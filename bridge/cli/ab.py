@@ -35,8 +35,10 @@ _PATH = click.Path(path_type=Path)
 def command(**options: Any) -> int:
     """Run baseline and candidate, diff them, and verify the kernels that were swapped in.
 
-    Both runs have the same config, seed and data and differ in --override alone; an override that the config
-    already has is taken out of the baseline. Exits 0 when they agree, 1 when they part or a kernel fails.
+    Both runs have the same config, seed and data and differ in --override alone. An override that the config
+    already has is taken out of the baseline; one of the config's that claims the same modules is taken out of
+    both runs, and said. With checkpoints in the config, both start from the nearest one before the step.
+    Exits 0 when they agree, 1 when they part or a kernel fails, 2 when a run fails, 3 when nothing is clear.
 
     \b
     bridge ab --config train.toml --override bridge.kernels.offset_rmsnorm.override.offset_rmsnorm

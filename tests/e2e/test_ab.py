@@ -93,3 +93,23 @@ def test_a_broken_kernel_in_place_of_the_configs_own_is_named(
     assert first.module == "norm", "the first norm that backward reaches"
     assert KERNEL in said.err and "taken out of both runs" in said.err
     assert any(note.what == "override" for note in document.mismatches)
+
+
+def test_checkpoints_and_clashing_overrides_are_found_without_a_run(tmp_path: Path) -> None:
+    from bridge.verify.ab_probe import probe
+
+    for name in ("step-2", "step-10", "step-4.tmp", "notes"):
+        (tmp_path / "dump" / "mine" / name).mkdir(parents=True)
+        (tmp_path / "dump" / "mine" / name / ".metadata").write_text("")
+    (tmp_path / "dump" / "mine" / "step-6").mkdir()
+    config = tmp_path / "train.toml"
+    config.write_text(
+        '[train]\nmodule = "bridge.demo"\nconfig = "offset_decoder"\n[train.set]\n'
+        f'"override.imports" = ["{KERNEL}"]\n"checkpoint.enable" = true\n'
+        f'"checkpoint.folder" = "mine"\n"dump_folder" = "{tmp_path / "dump"}"\n'
+    )
+    broken = "bridge.demo.broken_override.broken_offset_rmsnorm"
+    found = probe(config, [broken, "no.such.override"])
+    assert found.checkpoints == (2, 10), "a folder without its metadata is no checkpoint yet"
+    assert found.folder == str(tmp_path / "dump" / "mine")
+    assert found.clashes == ((KERNEL, broken),)

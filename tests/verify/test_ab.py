@@ -131,7 +131,7 @@ def test_the_runs_are_child_processes_that_differ_in_settings_alone(
     monkeypatch.setattr(subprocess, "run", run)
     file = tmp_path / "train.toml"
     file.write_text('[train]\nmodule = "bridge.demo"\nconfig = "offset_decoder"\n')
-    monkeypatch.setattr(ab, "swapped_kernels", lambda *_: ())
+    monkeypatch.setattr(ab, "new_names", lambda *_: set())
     sides = iter([decoder(Options()).run("A"), decoder(Options()).run("B")])
     runs = {"baseline": next(sides), "candidate": next(sides)}
     monkeypatch.setattr(ab, "diff_captures", lambda a, b, **_: diff_captures(runs[a.name], runs[b.name]))
@@ -140,6 +140,19 @@ def test_the_runs_are_child_processes_that_differ_in_settings_alone(
     assert len(commands) == 2, "nothing differs, so nothing is run again for tensors"
     assert commands[0][-2:] == ["--tensors", "none"]
     assert commands[1][-4:] == ["--tensors", "none", "--set", "optimizer.lr=0.1"]
+
+
+def test_an_override_that_replaced_nothing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text('[train]\nmodule = "bridge.demo"\nconfig = "offset_decoder"\n')
+    monkeypatch.setattr(ab, "capture_child", lambda *_: None)
+    monkeypatch.setattr(ab, "new_names", lambda *_: set())
+    monkeypatch.setattr(
+        ab, "diff_captures", lambda *_, **__: diff_captures(same, decoder(Options()).run("B"))
+    )
+    document = ab.ab_run(file, overrides=["my.norm"], out=tmp_path / "out")
+    assert document and "the override replaced nothing" in document.summary
+    assert "replaced nothing" not in ab.ab_run(file, overrides=["x=1"], out=tmp_path / "out").summary
 
 
 def test_a_window_in_the_config_needs_a_step() -> None:
