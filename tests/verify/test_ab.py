@@ -147,9 +147,8 @@ def test_an_override_that_replaced_nothing_is_said(monkeypatch: pytest.MonkeyPat
     file.write_text('[train]\nmodule = "bridge.demo"\nconfig = "offset_decoder"\n')
     monkeypatch.setattr(ab, "capture_child", lambda *_: None)
     monkeypatch.setattr(ab, "new_names", lambda *_: set())
-    monkeypatch.setattr(
-        ab, "diff_captures", lambda *_, **__: diff_captures(same, decoder(Options()).run("B"))
-    )
+    same = diff_captures(decoder(Options()).run("A"), decoder(Options()).run("B"))
+    monkeypatch.setattr(ab, "diff_captures", lambda *_, **__: same)
     document = ab.ab_run(file, overrides=["my.norm"], out=tmp_path / "out")
     assert document and "the override replaced nothing" in document.summary
     assert "replaced nothing" not in ab.ab_run(file, overrides=["x=1"], out=tmp_path / "out").summary
