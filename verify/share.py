@@ -122,7 +122,8 @@ class _Worker:
             left = self._kept(part, number, kept)
             try:
                 torch.save(part, self._file(number))
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
+            except (pickle.PicklingError, AttributeError, TypeError, OSError, RuntimeError) as error:
+                # Nothing that can be pickled, or no room on the disk.
                 self._emit(Alone(reason=f"what {entry.name} holds cannot be passed on: {error}"))
                 return
             self._emit(_told(part, number, left))

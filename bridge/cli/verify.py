@@ -99,6 +99,8 @@ def command(**options: Any) -> int:
         command=("bridge", *sys.argv[1:]),
     )
     request.check()
+    if options["in_process"] and (options["jobs"] or 1) > 1:
+        raise errors.UsageError("--in-process judges in this one process; leave out --jobs")
     with Progress(options["report"]) as progress:
         if options["in_process"]:
             from bridge.verify.session import execute

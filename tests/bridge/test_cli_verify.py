@@ -297,6 +297,7 @@ def test_unknown_ops_and_nothing_to_judge(capfd: pytest.CaptureFixture[str], ker
     assert "name the capture with --from" in refused(capfd, "--kernel", kernel, "--no-sweep")
     assert "name the capture with --from" in refused(capfd, "--kernel", kernel, "--target", "recorded")
     assert "--fudge-factor must be" in refused(capfd, "--kernel", kernel, "--fudge-factor", "0.5")
+    assert "leave out --jobs" in refused(capfd, "--kernel", kernel, "--jobs", "2")
     assert "--shape must be sizes" in refused(capfd, "--kernel", kernel, "--shape", "axb")
     assert "--op 'nope'" in refused(capfd, "--kernel", kernel, "--op", "nope")
 
