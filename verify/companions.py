@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from bridge.verify.envelope import Envelope
-from bridge.verify.ulp import is_low, round_to, smallest_normal, ulp_of
+from bridge.verify.ulp import is_low, smallest_normal, ulp_of
 from bridge.verify.verdict import Companion
 
 #: Standard deviations of legal noise an element may be off. The envelope is itself about twice the
@@ -45,6 +45,13 @@ class Compared:
     dtype: torch.dtype
     envelope: Envelope | None
     elementwise: bool = False
+    known: torch.Tensor | None = None  #: the budget by whole rows, once it was asked for
+
+    def compared(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Golden, reference and target where all three can be compared."""
+        if bool(self.keep.all()):
+            return self.golden, self.reference, self.target
+        return self.golden[self.keep], self.reference[self.keep], self.target[self.keep]
 
     def budget(self, tile: int | None = None) -> torch.Tensor:
         """Largest legal |target - golden| per element.
@@ -52,16 +59,21 @@ class Compared:
         Args:
             tile: columns that share their noise; None: whole rows do.
         """
+        if tile is None and self.known is not None:
+            return self.known
         unit = ulp_of(self.golden, self.dtype)
         faithful = FAITHFUL_LOW if is_low(self.dtype) else FAITHFUL_WIDE
         own = (self.reference - self.golden).abs()
-        noise = self.envelope.rms(self.golden) if self.envelope is not None else own
+        noise = self.envelope.rms if self.envelope is not None else own
         # Where the reference itself lands further out than its noise draws, it shows what is legal.
         noise = torch.maximum(noise, own / 2 if is_low(self.dtype) else own)
         if not self.elementwise:
             noise = torch.maximum(noise, self._along_rows(noise, tile))
         floor = smallest_normal(self.dtype) if self.dtype in (torch.float32, torch.bfloat16) else 0.0
-        return faithful * unit + NOISE_FACTOR * noise + floor
+        budget = unit.mul_(faithful).add_(NOISE_FACTOR * noise).add_(floor)
+        if tile is None:
+            self.known = budget
+        return budget
 
     def _along_rows(self, noise: torch.Tensor, tile: int | None) -> torch.Tensor:
         """Noise of each element's row (or its part in one tile), at least what is typical in this tensor.
@@ -98,8 +110,7 @@ def _pooled(values: torch.Tensor, tile: int | None) -> torch.Tensor:
 
 def noise_budget(data: Compared) -> Companion:
     """Worst element's error over its legal budget."""
-    ratio = (data.target - data.golden).abs() / data.budget()
-    ratio = torch.where(data.keep, ratio, torch.zeros_like(ratio))
+    ratio = (data.target - data.golden).abs_().div_(data.budget()).masked_fill_(~data.keep, 0.0)
     worst = int(ratio.argmax()) if ratio.numel() else 0
     value = float(ratio.reshape(-1)[worst]) if ratio.numel() else 0.0
     over = int((ratio > 1).sum())
@@ -118,29 +129,50 @@ def statistics(data: Compared) -> dict[str, Companion]:
     if not is_low(data.dtype) or int(data.keep.sum()) < FEWEST:
         return {}
     unit = ulp_of(data.golden, data.dtype)
-    errors_t = _masked((data.target - data.golden) / unit, data.keep)
-    errors_r = _masked((data.reference - data.golden) / unit, data.keep)
-    draws = []
-    if data.envelope is not None:
-        for draw in data.envelope.draws:
-            rounded = torch.where(torch.isfinite(draw), round_to(draw, data.dtype), data.golden)
-            draws.append(_masked((rounded - data.golden) / unit, data.keep))
-    found = {
-        "rms ratio": _rms(errors_t, errors_r, draws),
-        "bias": _bias(errors_t, errors_r, draws, int(data.keep.sum())),
-    }
+    errors_t = _masked((data.target - data.golden).div_(unit), data.keep)
+    errors_r = _masked((data.reference - data.golden).div_(unit), data.keep)
     difference = errors_t - errors_r
+    by_rows = difference.ndim > 1 or difference.numel() >= FEWEST
+    by_columns = difference.ndim > 1 and difference.numel() > difference.shape[-1]
+    legal = _Legal()
+    for draw in data.envelope.draws if data.envelope is not None else ():
+        # One after the other: all of them at full width would be most of a judgement's memory.
+        wide = draw.to(torch.float64)
+        errors = _masked(
+            (torch.where(torch.isfinite(wide), wide, data.golden) - data.golden) / unit, data.keep
+        )
+        legal.rms = max(legal.rms, float(errors.square().mean().sqrt()))
+        errors -= errors_r
+        legal.shift = max(legal.shift, abs(float(errors.sum())))
+        rows, columns = _as_matrix(errors)
+        legal.rows = max(legal.rows, _aligned(rows)[0] if by_rows else 0.0)
+        legal.columns = max(legal.columns, _aligned(columns)[0] if by_columns else 0.0)
+    count = int(data.keep.sum())
+    found = {
+        "rms ratio": _rms(errors_t, errors_r, legal.rms),
+        "bias": _bias(difference, legal.shift / count, count),
+    }
     rows, columns = _as_matrix(difference)
-    legal = [_as_matrix(d - errors_r) for d in draws]
-    if difference.ndim > 1 or difference.numel() >= FEWEST:
-        found["row coherence"] = _coherence(rows, [m[0] for m in legal])
-    if difference.ndim > 1 and rows.shape[0] > 1:
-        found["column coherence"] = _coherence(columns, [m[1] for m in legal])
+    if by_rows:
+        found["row coherence"] = _coherence(rows, legal.rows)
+    if by_columns:
+        found["column coherence"] = _coherence(columns, legal.columns)
     return found
 
 
+@dataclass(slots=True)
+class _Legal:
+    """The largest that the draws of the noise envelope reach, of each statistic."""
+
+    rms: float = 0.0
+    shift: float = 0.0
+    rows: float = 0.0
+    columns: float = 0.0
+
+
 def _masked(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    return torch.where(keep, values.clamp(-1e6, 1e6), torch.zeros_like(values))
+    """Fresh `values`, clamped in place, 0 where nothing is compared."""
+    return values.clamp_(-1e6, 1e6).masked_fill_(~keep, 0.0)
 
 
 def _as_matrix(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,11 +181,11 @@ def _as_matrix(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return matrix, matrix.t()
 
 
-def _rms(target: torch.Tensor, reference: torch.Tensor, draws: list[torch.Tensor]) -> Companion:
+def _rms(target: torch.Tensor, reference: torch.Tensor, legal: float) -> Companion:
     own = float(reference.square().mean().sqrt())
-    limit = RMS_LIMIT * max([own, *(float(d.square().mean().sqrt()) for d in draws)])
+    limit = RMS_LIMIT * max(own, legal)
     value = float(target.square().mean().sqrt())
-    gained = target.square() - reference.square()
+    gained = target.square().sub_(reference.square())
     error = float(gained.std()) / math.sqrt(gained.numel()) if gained.numel() > 1 else 0.0
     z = float(gained.mean()) / error if error > 0 else (0.0 if float(gained.mean()) <= 0 else float("inf"))
     passed = value <= limit + 0.02 or z < 4.0
@@ -166,11 +198,9 @@ def _rms(target: torch.Tensor, reference: torch.Tensor, draws: list[torch.Tensor
     )
 
 
-def _bias(target: torch.Tensor, reference: torch.Tensor, draws: list[torch.Tensor], count: int) -> Companion:
-    difference = target - reference
+def _bias(difference: torch.Tensor, legal: float, count: int) -> Companion:
     # Toward zero or away from it: the sign of the value would hide a truncation otherwise.
     shift = float(difference.sum()) / count
-    legal = max([abs(float((d - reference).sum())) / count for d in draws], default=0.0)
     spread = float(difference.square().sum().sqrt()) / count
     z = abs(shift) / spread if spread > 0 else 0.0
     value = max(0.0, abs(shift) - 2 * legal)
@@ -183,9 +213,9 @@ def _bias(target: torch.Tensor, reference: torch.Tensor, draws: list[torch.Tenso
     )
 
 
-def _coherence(lines: torch.Tensor, legal: list[torch.Tensor]) -> Companion:
+def _coherence(lines: torch.Tensor, legal: float) -> Companion:
     value, effect = _aligned(lines)
-    limit = max([COHERENCE_LIMIT, *(2.0 * _aligned(m)[0] for m in legal)])
+    limit = max(COHERENCE_LIMIT, 2.0 * legal)
     passed = value <= limit or effect <= SAME
     return Companion(
         value=value if not passed else min(value, limit),

@@ -119,9 +119,7 @@ def judge_tensor(
         gate_valid=gate.valid,
         structure=structure,
         companions=companions,
-        histogram=None
-        if brief
-        else histogram(wide.golden[wide.keep], wide.reference[wide.keep], wide.target[wide.keep], wide.dtype),
+        histogram=None if brief else histogram(*wide.compared(), wide.dtype),
         error_map=None if brief else error_map(wide, gate.threshold),
         worst=() if brief else worst_elements(wide),
     )
@@ -135,7 +133,7 @@ def _settle_finite(
     jumpy = torch.zeros_like(data.keep) if unstable is None else unstable
     if data.envelope is not None:
         # A noise draw that overflows says that the reference may, so nothing is demanded there.
-        drawn = torch.isfinite(data.envelope.rms(data.golden))
+        drawn = torch.isfinite(data.envelope.rms)
         jumpy = jumpy | (~drawn & torch.isfinite(data.golden))
     structure, _ = nonfinite_mismatch(
         torch.where(jumpy, expected, data.target),
@@ -151,10 +149,14 @@ def _settle_finite(
         & torch.isfinite(data.target)
         & ~jumpy
     )
+    if bool(data.keep.all()):
+        return structure  # nothing to set aside, and no copies of it all
     zero = torch.zeros((), dtype=torch.float64, device=data.golden.device)
     data.golden = torch.where(torch.isfinite(data.golden), data.golden, zero)
     if data.envelope is not None:
-        data.envelope = Envelope(draws=[torch.where(data.keep, d, data.golden) for d in data.envelope.draws])
+        data.envelope = Envelope(
+            rms=torch.where(data.keep, data.envelope.rms, zero), draws=data.envelope.draws
+        )
     data.reference = torch.where(data.keep, data.reference, data.golden)
     return structure
 

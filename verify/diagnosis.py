@@ -54,7 +54,7 @@ class Evidence:
         golden = torch.nan_to_num(golden.to(torch.float64), nan=0.0, posinf=0.0, neginf=0.0)
         unit = ulp_of(golden, like.dtype) * (0.5 if is_low(like.dtype) else 1.0) + smallest_normal(like.dtype)
         noise = self.noise.get(name)
-        return unit + (torch.nan_to_num(noise.rms(golden), nan=0.0, posinf=0.0) if noise is not None else 0.0)
+        return unit + (torch.nan_to_num(noise.rms, nan=0.0, posinf=0.0) if noise is not None else 0.0)
 
 
 def diagnose(

@@ -2,42 +2,66 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from bridge.verify.case import Case
-from bridge.verify.execute import run
+from bridge.verify.execute import Result, run
 from bridge.verify.noise import Noisy, noisy
 from bridge.verify.spec import KernelSpec
+from bridge.verify.ulp import is_low
 
 #: Draws per case; large captured tensors get fewer, since their elements are statistics enough.
 _DRAWS = 6
 _DRAWS_LARGE = 3
-_LARGE = 1 << 21
+_LARGE = 1 << 20
 
 
 @dataclass(slots=True)
 class Envelope:
     """Noise of one tensor before its last rounding.
 
-    draws: the noisy reference's values, FP64, before the cast to the output dtype.
+    rms: root mean square distance of the draws from golden, FP64, per element; Inf where one was not finite.
+    draws: the noisy reference's values as they round to the output dtype; kept for 16-bit outputs only.
     """
 
-    draws: list[torch.Tensor]
+    rms: torch.Tensor
+    draws: list[torch.Tensor] = field(default_factory=list)
 
-    def rms(self, golden: torch.Tensor) -> torch.Tensor:
-        """Root mean square distance from golden, per element; Inf where a draw was not finite."""
-        total = torch.zeros_like(golden)
-        for draw in self.draws:
-            total += (draw - golden) ** 2
-        spread = torch.sqrt(total / max(1, len(self.draws)))
-        return torch.where(torch.isnan(spread), torch.full_like(spread, float("inf")), spread)
+    @classmethod
+    def of(cls, draws: Sequence[torch.Tensor], golden: torch.Tensor, dtype: torch.dtype) -> Envelope:
+        """Envelope of FP64 values drawn around FP64 `golden`, for outputs of `dtype`."""
+        gathered = _Gathered(total=torch.zeros_like(golden, dtype=torch.float64))
+        for draw in draws:
+            gathered.add(draw, golden, dtype)
+        return gathered.envelope()
 
 
-def measure_noise(spec: KernelSpec, case: Case, *, seed: int) -> dict[str, Envelope]:
+@dataclass(slots=True)
+class _Gathered:
+    """Draws as they come, of which sums are kept: all at full width are most of a judgement's memory."""
+
+    total: torch.Tensor
+    count: int = 0
+    low: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, draw: torch.Tensor, golden: torch.Tensor, dtype: torch.dtype) -> None:
+        self.total += (draw - golden).square_()
+        self.count += 1
+        if is_low(dtype):
+            self.low.append(draw.to(dtype))
+
+    def envelope(self) -> Envelope:
+        spread = (self.total / max(1, self.count)).sqrt_()
+        return Envelope(rms=torch.nan_to_num(spread, nan=float("inf"), posinf=float("inf")), draws=self.low)
+
+
+def measure_noise(spec: KernelSpec, case: Case, golden: Result, *, seed: int) -> dict[str, Envelope]:
     """Noise envelope of every output and gradient; {} when the reference returns something else then."""
-    names: dict[str, Envelope] = {}
+    found: dict[str, _Gathered] = {}
+    exact = golden.named()
     device = case.inputs[0].device
     size = max(t.numel() for t in case.inputs)
     for number in range(_DRAWS if size <= _LARGE else _DRAWS_LARGE):
@@ -47,6 +71,9 @@ def measure_noise(spec: KernelSpec, case: Case, *, seed: int) -> dict[str, Envel
         if isinstance(drawn, str):
             return {}
         for name, tensor in drawn.named().items():
-            if tensor is not None and tensor.is_floating_point():
-                names.setdefault(name, Envelope(draws=[])).draws.append(mode.unrounded(tensor))
-    return names
+            want = exact.get(name)
+            if tensor is None or want is None or tensor.shape != want.shape or not tensor.is_floating_point():
+                continue
+            gathered = found.setdefault(name, _Gathered(total=torch.zeros_like(want, dtype=torch.float64)))
+            gathered.add(mode.unrounded(tensor), want, tensor.dtype)
+    return {name: gathered.envelope() for name, gathered in found.items()}

@@ -201,7 +201,7 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
         case = near_case(case)
         reference, target = near_result(reference, case), near_result(target, case)
     golden, doubts = checked_golden(spec, case, reference)
-    noise = measure_noise(spec, case, seed=options.seed)
+    noise = measure_noise(spec, case, golden, seed=options.seed)
     judged = JudgedCase(
         record=CaseRecord(
             name=case.name,

@@ -74,13 +74,14 @@ def histogram(
     unit = ulp_of(golden, dtype)
     return Histogram(
         edges=EDGES,
-        reference=_counts((reference - golden) / unit),
-        target=_counts((target - golden) / unit),
+        reference=_counts((reference - golden).div_(unit)),
+        target=_counts((target - golden).div_(unit)),
     )
 
 
 def _counts(errors: torch.Tensor) -> tuple[int, ...]:
-    finite = errors[torch.isfinite(errors)].clamp(EDGES[0], EDGES[-1])
+    finite = errors if bool(torch.isfinite(errors).all()) else errors[torch.isfinite(errors)]
+    finite = finite.reshape(-1).clamp(EDGES[0], EDGES[-1])
     inner = torch.tensor(EDGES[1:-1], dtype=torch.float64, device=errors.device)
     bins = torch.bucketize(finite, inner, right=False)
     return tuple(int(n) for n in torch.bincount(bins, minlength=len(EDGES) - 1).tolist())

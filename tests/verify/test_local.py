@@ -26,7 +26,7 @@ def _judged(wrong: float, tiles: tuple[int, ...]) -> TensorVerdict:
         "case",
         Trio(golden=golden, reference=golden.float(), target=target.float()),
         constants=Constants(),
-        envelope=Envelope(draws=draws),
+        envelope=Envelope.of(draws, golden, torch.float32),
         elementwise=False,
         tiles=tiles,
     )
