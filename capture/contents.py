@@ -15,10 +15,11 @@ from bridge.capture.device import DeviceDigests
 from bridge.capture.dtypes import itemsize
 from bridge.capture.identity import Content, Place
 from bridge.capture.lanes import DeviceLane, HostLane
+from bridge.capture.lines import ContentLine
 from bridge.capture.loads import Blob
 from bridge.capture.phase import current_node
 from bridge.capture.record import Digest
-from bridge.capture.writer import ContentLine, RankWriter
+from bridge.capture.writer import RankWriter
 
 
 class Contents:

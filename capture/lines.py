@@ -22,13 +22,20 @@ from bridge.capture import digest as digests
 from bridge.capture.folder import RANK_FILE, SHARD_FILE
 from bridge.capture.layout import layout_of
 from bridge.capture.record import Call, Digest, RankFiles, TensorRecord
-from bridge.capture.writer import ContentLine
 from bridge.errors import CorruptCaptureError, brief
 
 T = TypeVar("T")
 #: torch allows 64 dimensions at most; a longer shape is damage, and rendering it would be costly.
 _MAX_DIMS = 64
 _MOST = 1 << 60
+
+
+class ContentLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What is known of one content: a line of contents.jsonl; later lines add to earlier ones."""
+
+    content: int
+    digest: Digest | None = None
+    blob: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,13 +177,13 @@ class Contents:
                 parts += (call.params, call.grad_outputs, call.grad_inputs)
         records = itertools.chain.from_iterable(parts)
         found = {(record.shape, record.stride, record.offset) for record in records} - self._sane
-        if all(_sane(*layout) for layout in found):
+        if all(is_sane(*layout) for layout in found):
             self._sane |= found
             return
         for call in calls:
             for part in (call.inputs, call.outputs, call.params, call.grad_outputs, call.grad_inputs):
                 for record in part:
-                    if not _sane(record.shape, record.stride, record.offset):
+                    if not is_sane(record.shape, record.stride, record.offset):
                         raise CorruptCaptureError(
                             f"{self._path}: call {call.key[:80]!r} has a tensor {record.name[:40]!r} "
                             "with an impossible shape or stride; capture again"
@@ -207,7 +214,8 @@ def _keep_what_changed(call: Call) -> None:
         force_setattr(call, "mutated", tuple(record.name for record in changed))
 
 
-def _sane(shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> bool:
+def is_sane(shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> bool:
+    """Whether a tensor can have this layout."""
     # Beyond these bounds torch itself could not have held the tensor, and its arithmetic would overflow.
     if len(shape) > _MAX_DIMS or not stride:
         return len(shape) <= _MAX_DIMS

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bridge.capture.lines import (
+    ContentLine,
     Contents,
     bad_line,
     check_files,
@@ -25,7 +26,6 @@ from bridge.capture.lines import (
 )
 from bridge.capture.record import Call, RankFiles
 from bridge.capture.store import Capture
-from bridge.capture.writer import ContentLine
 from bridge.errors import CorruptCaptureError
 
 Ints = npt.NDArray[np.int64]
@@ -63,6 +63,8 @@ class StoredCalls(Sequence[Call]):
 
     def walk(self, visit: Visit | None = None) -> Ints:
         """Hand all lines over in batches; return which of them, in which order, are the calls.
+
+        Whoever visits looks at every layout and checks the new ones (`Contents.check`).
 
         Raises:
             CorruptCaptureError: a line that is not a record, or contradicts the others or the manifest.
@@ -140,7 +142,8 @@ class _RankLines:
             if len(calls) != after - first:
                 raise CorruptCaptureError(f"{self.path} has empty lines; capture again")
             check_rank(calls, self.path, self.rank)
-            self.contents.check(calls)
+            if visit is None:
+                self.contents.check(calls)
             for call in calls:
                 if call.kind == "launch" and call.mutated:
                     self.contents.join(call)  # leaves out what the launch did not change
@@ -161,5 +164,6 @@ class _RankLines:
 
     def call(self, line: int, decoder: msgspec.json.Decoder[Call]) -> Call:
         call = decoder.decode(memoryview(self.data)[self.starts[line] : self.starts[line + 1]])
+        self.contents.check([call])
         self.contents.join(call)
         return call

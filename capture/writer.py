@@ -19,6 +19,7 @@ import msgspec
 
 from bridge.capture import workers
 from bridge.capture.linefile import LineFile
+from bridge.capture.lines import ContentLine
 from bridge.capture.loads import ALIGNMENT, MOST_PIECES, Blob, Lane, Load, Stream
 from bridge.capture.pool import Chunk, ChunkPool
 from bridge.capture.record import DISK_FULL, Call, Digest, Dropped, RankFiles, ShardFile
@@ -32,14 +33,6 @@ log = logging.getLogger("bridge.capture")
 _EAGER_BYTES = 256 << 10
 #: Before a tensor of this size is copied the disk is looked at; of smaller ones, when they are written.
 _LOOK_BYTES = 64 << 10
-
-
-class ContentLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of one content: a line of contents.jsonl; later lines add to earlier ones."""
-
-    content: int
-    digest: Digest | None = None
-    blob: str | None = None
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):

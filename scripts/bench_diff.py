@@ -22,8 +22,8 @@ from pathlib import Path
 
 import msgspec
 
+from bridge.capture.lines import ContentLine
 from bridge.capture.record import Call, Digest, Manifest, RankFiles, TensorRecord
-from bridge.capture.writer import ContentLine
 
 LAYERS = 80
 SEQUENCE = (

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from bridge.capture.layout import memory_order
-from bridge.capture.lines import Contents, repeats
+from bridge.capture.lines import Contents, is_sane, repeats
 from bridge.capture.record import Call, Digest, TensorRecord
 from bridge.capture.stored import StoredCalls
 from bridge.verify.columns import (
@@ -128,8 +128,10 @@ class _Rows:
             reads, writes = [reads_of(call) for call in calls], [writes_of(call) for call in calls]
         else:
             reads, writes = [call.inputs for call in calls], [call.outputs for call in calls]
-        self.reads.add(calls, reads, read_roles, self.digests, contents)
-        self.writes.add(calls, writes, write_roles, self.digests, contents)
+        sane = self.reads.add(calls, reads, read_roles, self.digests, contents)
+        sane &= self.writes.add(calls, writes, write_roles, self.digests, contents)
+        if contents is not None and not sane:
+            contents.check(calls)
 
     def columns(self, calls: Sequence[Call], order: Ints) -> Columns:
         """All that was gathered, the calls in this order."""
@@ -276,9 +278,11 @@ class _Figures:
         table = np.fromiter(rows, np.float64, 8 * len(digests)).reshape(-1, 8)
         table[[item is None for item in digests], 0] = 0.0
         self.table = np.ascontiguousarray(table.T)
-        self.hash = np.array(
-            [int(item.hash, 16) or 1 if item is not None and item.hash else 0 for item in digests], np.uint64
-        )
+        # 0 is no hash; one that is 0 counts as 1.
+        texts = ["" if item is None else item.hash for item in digests]
+        data = bytes.fromhex("".join([text.rjust(16, "0") for text in texts]))
+        self.hash = np.frombuffer(data, ">u8").astype(np.uint64)
+        self.hash[(self.hash == 0) & np.array([bool(text) for text in texts], bool)] = 1
         self.known = np.array([item is not None for item in digests], bool)
         self.stored = stored
 
@@ -304,7 +308,9 @@ class _Uses:
         module_roles: list[int],
         digests: _Digests,
         contents: Contents | None,
-    ) -> None:
+    ) -> bool:
+        """Append the tensors of calls; False when one has a layout that no tensor can have."""
+        seen = len(self._layouts)
         flat = [record for records in lists for record in records]
         counts = np.array([len(records) for records in lists], np.int64)
         layouts = [(record.dtype, record.shape, record.stride) for record in flat]
@@ -332,6 +338,8 @@ class _Uses:
                 free[place] |= filled[place] and call.kind == "launch" and record.producer is None
         self.free.append(free)
         self.filled.append(filled)
+        new = itertools.islice(self._layouts, seen, None)
+        return all(is_sane(shape, stride) for _, shape, stride in new)
 
     def tensors(
         self,

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 import torch
 
+from bridge.capture.lines import ContentLine
 from bridge.capture.record import Call, Digest, Manifest, RankFiles, TensorRecord
 from bridge.capture.store import Capture, load_capture
 from bridge.capture.stored import StoredCalls, stored_calls
-from bridge.capture.writer import ContentLine
 from bridge.errors import CorruptCaptureError
 from tests.capture.conftest import Trainer
 

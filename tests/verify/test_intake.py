@@ -14,9 +14,11 @@ from bridge.capture import stored
 from bridge.capture.record import Call, TensorRecord
 from bridge.capture.store import load_capture
 from bridge.capture.tracer import Tracer
+from bridge.errors import CorruptCaptureError
 from bridge.verify.columns import Columns, Pool, Tensors
 from bridge.verify.intake import columns
 from tests.capture.conftest import Trainer
+from tests.capture.test_stored import write
 
 
 def same(left: Columns, right: Columns) -> None:
@@ -42,6 +44,14 @@ def test_batches_do_not_show(batch: int, tmp_path: Path, monkeypatch: pytest.Mon
     assert isinstance(lazily, stored.StoredCalls)
     pool = Pool()
     same(columns(lazily, pool), columns(capture.calls, pool))
+
+
+def test_an_impossible_layout_is_refused_on_the_way(tmp_path: Path) -> None:
+    record = TensorRecord(name="0", dtype="float32", shape=(2,), stride=(-1,))
+    call = Call(index=0, key="bad", kind="module", op="M", step=1, grad_inputs=(record,))
+    capture = write(tmp_path / "c", {0: [call]}, [])
+    with pytest.raises(CorruptCaptureError, match="call 'bad' has a tensor '0' with an impossible"):
+        columns(stored.stored_calls(capture), Pool())
 
 
 def test_shapes_are_told_apart_by_all_outputs_in_order() -> None:
