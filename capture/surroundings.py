@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import re
-import socket
 import sys
 import warnings
 from collections.abc import Iterator
@@ -60,12 +59,8 @@ def process_state() -> Iterator[None]:
 def rendezvous() -> Iterator[None]:
     """Outside torchrun, be a job of one rank. The environment is restored by `process_state`."""
     if "RANK" not in os.environ:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        os.environ.update(
-            RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-        )
+        # Port 0: the store takes a free one itself. One that was looked up before may be gone by then.
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     yield
 
 
