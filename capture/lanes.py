@@ -25,6 +25,7 @@ WAITING_BYTES = 1 << 30
 _FREE_PART = 8
 HOST_CHUNK = 8 << 20
 DEVICE_CHUNK = 16 << 20
+_WARM_BYTES = 256 << 20
 #: Staging buffers on the device: one is filled, others are on their way.
 STAGES = 4
 
@@ -107,9 +108,9 @@ Lane = HostLane | DeviceLane
 
 
 def warm_up() -> None:
-    """Pin the host memory that a GPU's lane will take: torch keeps it, and pinning takes long."""
+    """Pin some of the host memory that a GPU's lane will take: torch keeps it, and pinning takes long."""
     if torch.cuda.is_available():
-        held = [_pinned_chunks(DEVICE_CHUNK) for _ in range(waiting_bytes() // DEVICE_CHUNK)]
+        held = [_pinned_chunks(DEVICE_CHUNK) for _ in range(_WARM_BYTES // DEVICE_CHUNK)]
         del held
 
 

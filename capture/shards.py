@@ -9,6 +9,7 @@ whole shard, and no byte of a tensor is hashed twice.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
@@ -177,12 +178,19 @@ class ShardWriter:
         full = self._end - HEADER_BYTES + nbytes > self._limit and self._header
         if self._descriptor < 0 or full or self._header_size + room > HEADER_BYTES - 128:
             self.close()
-            self._path = self._folder / f"tensors-{next(self._numbers):05d}.safetensors"
-            self._descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
-            os.pwrite(
-                self._descriptor, struct.pack("<Q", HEADER_BYTES - 8) + b"{}".ljust(HEADER_BYTES - 8), 0
-            )
-            self._end = HEADER_BYTES
+            self._open(self._folder / f"tensors-{next(self._numbers):05d}.safetensors")
+
+    def _open(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            room = struct.pack("<Q", HEADER_BYTES - 8) + b"{}".ljust(HEADER_BYTES - 8)
+            if os.pwrite(descriptor, room, 0) < HEADER_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.close(descriptor)
+            path.unlink()
+            raise
+        self._descriptor, self._path, self._end = descriptor, path, HEADER_BYTES
 
     def _write(self, buffers: list[Buffer]) -> int:
         """Bytes written; fewer than there are when the disk fills up."""

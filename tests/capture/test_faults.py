@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from bridge.capture import lanes as lanes_module
 from bridge.capture import workers as workers_module
 from bridge.capture.linefile import LineFile
 from bridge.capture.select import Selection
+from bridge.capture.shards import Named, ShardWriter
 from bridge.capture.store import Capture, load_capture
 from bridge.capture.tracer import Tracer
 
@@ -84,6 +87,19 @@ def test_a_full_disk(reserve: int, small_disk: Path, monkeypatch: pytest.MonkeyP
     assert all("disk" in d.reason or "writing failed" in d.reason for d in capture.manifest.dropped)
     for call in capture.calls:
         capture.tensors(call)
+
+
+def test_a_shard_that_cannot_be_begun_leaves_nothing(small_disk: Path) -> None:
+    with (small_disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    (small_disk / "filler").write_bytes(bytes((2 << 20) - (32 << 10)))  # room for half a header
+    writer = ShardWriter(small_disk)
+    lines, error = writer.append([Named("0" * 32, "float32", (2,), bytes(8))])
+    writer.close()
+    assert (lines, writer.closed) == ([], {})
+    assert isinstance(error, OSError) and error.errno == errno.ENOSPC
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
 @pytest.mark.parametrize("name", ["calls", "contents"])
