@@ -184,6 +184,9 @@ def breed(descriptor: int, work: Callable[[int, int, str], NoReturn]) -> NoRetur
             if pid == 0:
                 asked.close()
                 os.setpgid(0, 0)
+                for end in handed:
+                    # What the kernel starts must not keep the pipes open when this process is gone.
+                    os.set_inheritable(end, False)
                 work(handed[0], handed[1], text)
             for end in handed:
                 os.close(end)
