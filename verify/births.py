@@ -267,7 +267,9 @@ def _shown_later(a: Columns, b: Columns, divergence: Divergence) -> Floats:
     mixed = rearranged(a, b, alignment)
     mixed[list(alignment.runs)] = True
     size = np.fmax(divergence.in_difference, np.fmax(divergence.out_difference, divergence.backward))
-    size = np.where(mixed, 0.0, np.nan_to_num(size, posinf=np.inf))
+    # An optimizer makes whole steps of rounding, so what it shows is no sign.
+    silent = mixed | (b.phase[alignment.b] == PHASES.index("optimizer"))
+    size = np.where(silent, 0.0, np.nan_to_num(size, posinf=np.inf))
     order = np.lexsort((b.rank[alignment.b], b.index[alignment.b], b.step[alignment.b]))
     later = np.empty(len(order))
     later[order] = np.maximum.accumulate(size[order][::-1])[::-1]

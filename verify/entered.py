@@ -126,8 +126,11 @@ def parameter_names(columns: Columns) -> dict[int, tuple[str, str]]:
         ):
             content = int(columns.reads.hash[first + place])
             known = names.get(content)
-            if content and (known is None or len(call.module) > len(known[1])):
-                names[content] = f"{call.module}.{record.name}".lstrip("."), call.module
+            # A module that was captured as a whole lists the parameters of those inside it too.
+            full = f"{call.module}.{record.name}".lstrip(".")
+            owner = full.rpartition(".")[0]
+            if content and (known is None or len(owner) > len(known[1])):
+                names[content] = full, owner
     return names
 
 
