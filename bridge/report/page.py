@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import gzip
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import Any
 
@@ -28,6 +29,10 @@ def render_page(template: str, *, data: Any, **values: Any) -> str:
         data: What the page's script reads, as plain data; it travels gzipped, in base64.
         values: What the template reads; every string among it is escaped.
     """
+    # Compressing lets go of the interpreter: the bundle and the data are packed side by side.
+    with ThreadPoolExecutor(1) as pool:
+        bundle = pool.submit(_plotly)
+        packed = pack(msgspec.json.encode(data, order="deterministic"))
     css = {theme: Markup(text) for theme, text in css_variables().items()}
     return (
         _environment()
@@ -35,8 +40,8 @@ def render_page(template: str, *, data: Any, **values: Any) -> str:
         .render(
             css=css,
             palette=script_json(dark_of_light()),
-            data=pack(msgspec.json.encode(data, order="deterministic")),
-            plotly=_plotly(),
+            data=packed,
+            plotly=bundle.result(),
             **values,
         )
     )
