@@ -54,7 +54,7 @@ def judge_tensor(
         undefined: elements in rows whose inputs hold NaN; kernels that drop a NaN are free there.
         fault: a misdeed seen while the target ran; it fails the tensor whatever the numbers.
         exact: no legal implementation can differ from golden in any bit on these inputs.
-        demand_inf: infinities must stand where golden has them even if the inputs hold NaN or Inf.
+        demand_inf: golden's infinities must not become finite even if the inputs hold NaN or Inf.
         tiles: extents seen in the kernel's launches.
         brief: leave out histogram, map and worst elements.
     """

@@ -37,7 +37,7 @@ def nonfinite_mismatch(
         reference: eager result; where its own non-finite places differ from golden's nothing is compared.
         forgive_dropped_nan: the inputs hold NaN or Inf on purpose; a kernel that swallows one where golden
             has NaN is not at fault (hardware max and min do), one that spreads it is.
-        demand_inf: even then infinities must stand where golden has them.
+        demand_inf: even then an infinity of golden must not become finite, or change its sign.
 
     Returns:
         The first mismatch in words (None: equal), and the mask of wrong elements.
@@ -45,7 +45,7 @@ def nonfinite_mismatch(
     want, got, eager = _kinds(expected), _kinds(target), _kinds(reference)
     wrong = (want != got) & (eager == want)
     if forgive_dropped_nan:
-        wrong &= (want != 1) if demand_inf else (want == 0)
+        wrong &= (want == 0) | ((want > 1) & (got != 1)) if demand_inf else (want == 0)
     if not bool(wrong.any()):
         return None, wrong
     where = tuple(int(i) for i in wrong.nonzero()[0].tolist())
