@@ -13,7 +13,7 @@ import numpy as np
 
 from bridge.capture.layout import memory_order
 from bridge.capture.lines import Contents, is_sane, repeats
-from bridge.capture.record import Call, Digest, TensorRecord
+from bridge.capture.record import Call, TensorRecord
 from bridge.capture.stored import StoredCalls
 from bridge.verify.columns import (
     GRAD_INPUT,
@@ -35,6 +35,7 @@ from bridge.verify.columns import (
     short_op,
     writes_of,
 )
+from bridge.verify.contents import Digests, Figures
 
 #: Ops that write their first argument without reading it.
 _OVERWRITES = frozenset(
@@ -85,7 +86,7 @@ class _Rows:
         self.pool = pool
         self.parts: dict[str, list[Ints]] = {}
         self.reads, self.writes = _Uses(), _Uses()
-        self.digests = _Digests()
+        self.digests = Digests()
 
     def add(self, calls: Sequence[Call], contents: Contents | None) -> None:
         """Append calls; `contents` holds the digests of those that do not carry their own."""
@@ -201,92 +202,6 @@ def _marked(values: Ints, wanted: list[int]) -> Bools:
     return np.isin(values, wanted)
 
 
-class _Digests:
-    """Figures of distinct contents, each looked at once; uses of them are numbers.
-
-    0: no digest; 1 and up: contents of a capture, by the number they have there; below 0: digests that
-    records carry themselves.
-    """
-
-    def __init__(self) -> None:
-        self.stored: list[Digest | None] = []
-        self.carried: list[Digest] = []  # also keeps alive what ids name
-        self._numbers: dict[int, int] = {id(None): 0}
-        self._bases: dict[int, tuple[int, int, Bools]] = {}
-        self._alive: list[Contents] = []
-
-    def number(self, records: list[TensorRecord], contents: Contents | None) -> tuple[Ints, Bools]:
-        """Per record the number of its content, and whether its bytes are stored."""
-        if contents is None:
-            return self._carried(records), np.array([record.blob is not None for record in records], bool)
-        base, size, blobs = self._base_of(contents)
-        raw = np.array([record.content for record in records], np.int64)
-        known = (raw >= 0) & (raw < size)
-        numbers, stored = np.where(known, raw + base + 1, 0), blobs[np.where(known, raw, -1)]
-        rest = np.flatnonzero(raw < 0)
-        if len(rest):
-            others = [records[row] for row in rest.tolist()]
-            numbers[rest] = self._carried(others)
-            stored[rest] = [record.blob is not None for record in others]
-        return numbers, stored
-
-    def _carried(self, records: list[TensorRecord]) -> Ints:
-        numbers = self._numbers
-        for record in records:
-            if id(record.digest) not in numbers:
-                assert record.digest is not None
-                self.carried.append(record.digest)
-                numbers[id(record.digest)] = -len(self.carried)
-        return np.array([numbers[id(record.digest)] for record in records], np.int64)
-
-    def _base_of(self, contents: Contents) -> tuple[int, int, Bools]:
-        known = self._bases.get(id(contents))
-        if known is None:
-            self._alive.append(contents)
-            size = max([-1, *contents.digests, *contents.blobs]) + 1
-            blobs = np.zeros(size + 1, bool)
-            blobs[list(contents.blobs)] = True
-            known = self._bases[id(contents)] = len(self.stored), size, blobs
-            self.stored.extend(map(contents.digests.get, range(size)))
-        return known
-
-    def figures(self) -> _Figures:
-        return _Figures([None, *self.stored, *reversed(self.carried)], len(self.stored))
-
-
-class _Figures:
-    """Figures of digests as arrays, to be taken by number; see `_Digests`."""
-
-    def __init__(self, digests: list[Digest | None], stored: int) -> None:
-        nan = math.nan
-        none = (nan, nan, nan, nan, nan, nan, 0.0, 0.0)
-        rows = itertools.chain.from_iterable(
-            none
-            if item is None
-            else (
-                item.count,
-                item.sum,
-                item.abs_sum,
-                item.sq_sum,
-                nan if item.min is None else item.min,
-                nan if item.max is None else item.max,
-                item.nan,
-                item.pos_inf + item.neg_inf,
-            )
-            for item in digests
-        )
-        table = np.fromiter(rows, np.float64, 8 * len(digests)).reshape(-1, 8)
-        table[[item is None for item in digests], 0] = 0.0
-        self.table = np.ascontiguousarray(table.T)
-        # 0 is no hash; one that is 0 counts as 1.
-        texts = ["" if item is None else item.hash for item in digests]
-        data = bytes.fromhex("".join([text.rjust(16, "0") for text in texts]))
-        self.hash = np.frombuffer(data, ">u8").astype(np.uint64)
-        self.hash[(self.hash == 0) & np.array([bool(text) for text in texts], bool)] = 1
-        self.known = np.array([item is not None for item in digests], bool)
-        self.stored = stored
-
-
 class _Uses:
     """One row per tensor that the gathered calls read, or write."""
 
@@ -306,7 +221,7 @@ class _Uses:
         calls: Sequence[Call],
         lists: Sequence[tuple[TensorRecord, ...]],
         module_roles: list[int],
-        digests: _Digests,
+        digests: Digests,
         contents: Contents | None,
     ) -> bool:
         """Append the tensors of calls; False when one has a layout that no tensor can have."""
@@ -349,7 +264,7 @@ class _Uses:
         kind: Ints,
         place: tuple[Ints, Ints, Ints],
         pool: Pool,
-        figures: _Figures,
+        figures: Figures,
     ) -> Tensors:
         """The rows of the calls in this order. `place`: rank, step and index of each call."""
         came = _joined(self.counts, np.int64)
