@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -67,9 +68,12 @@ def run_ranks(jobs: Sequence[tuple[str, str, Path]], ranks: int) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing listens on, below those that systems hand out, so that none takes it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 def same_weights(model: torch.nn.Module) -> None:

@@ -90,6 +90,8 @@ def born_findings(
         origin: Origin = "born"
         if _draws(call_b) and not _read(a, at_a) and not _read(b, at_b):
             continue  # such as a data loader's seed: numbers that no tensor comes of part no run
+        if pair in arguments and set(arguments[pair]) == {"dtype"} and not _coarser(call_a, call_b):
+            continue  # more digits are no fault
         if pair in arguments:
             reason = f"{_said(arguments[pair])}; {amount}"
         elif sure and _draws(call_b):
@@ -251,13 +253,13 @@ def _likely(a: Columns, b: Columns, divergence: Divergence, level: Floats) -> Bo
         backward = divergence.backward > GAIN * np.fmax(inputs, divergence.backward_in)
         # Normalising optimizers turn rounding of a tiny gradient into a whole step; only replay can tell.
         steps = b.phase[divergence.alignment.b] == PHASES.index("optimizer")
-        shown = _shown_later(a, b, divergence) > GAIN * inputs
+        shown = shown_later(a, b, divergence) > GAIN * inputs
         return np.asarray(
             ~divergence.in_equal & (forward | backward) & ~steps & _whole(b, divergence) & shown
         )
 
 
-def _shown_later(a: Columns, b: Columns, divergence: Divergence) -> Floats:
+def shown_later(a: Columns, b: Columns, divergence: Divergence) -> Floats:
     """Per pair in rearranged code the largest difference that anything later shows; elsewhere infinite.
 
     Where ops were rearranged, two calls that seem to correspond may make different intermediates of one
