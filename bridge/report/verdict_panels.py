@@ -10,7 +10,7 @@ from bridge.report.error_figures import error_map, histogram
 from bridge.report.figures import Figure
 from bridge.report.numbers import precise, short
 from bridge.report.verdict_model import Group, Row
-from bridge.verify.verdict import Outcome
+from bridge.verify.verdict import Exponent, Outcome, TensorVerdict
 
 WORST_COLUMNS = ("Worst element", "Golden", "Reference", "Target", "|Error|", "ULP")
 
@@ -125,6 +125,31 @@ def _negated(row: Row) -> tuple[float, ...]:
     return tuple(-part for part in row.rank)
 
 
+def _conditioning(entry: TensorVerdict) -> tuple[tuple[str, ...], ...]:
+    """Growth and distribution of errors, measured where the gate is not valid, as rows of the checks."""
+    rows: list[tuple[str, ...]] = []
+    growth = entry.growth
+    if growth is not None:
+        text = (
+            f"95 % interval {_interval(growth.target)}; reference n^{growth.reference.value:.2f}, "
+            f"{_interval(growth.reference)}; lengths {', '.join(map(str, growth.lengths))}, "
+            f"{growth.seeds} seeds; {growth.statistic}"
+        )
+        rows.append(("growth with length", f"n^{growth.target.value:.2f}", "-", "-", text))
+    for name, spread in (("target", entry.target_spread), ("reference", entry.reference_spread)):
+        if spread is not None:
+            text = (
+                f"median; 90 % below {short(spread.p90)}, 99 % below {short(spread.p99)}, "
+                f"largest {short(spread.largest)}, mean with sign {short(spread.mean)}"
+            )
+            rows.append((f"|error| of the {name}", short(spread.median), "-", "-", text))
+    return tuple(rows)
+
+
+def _interval(exponent: Exponent) -> str:
+    return f"{exponent.low:.2f} to {exponent.high:.2f}"
+
+
 def _result(row: Row, *, name: str, with_map: bool) -> Result:
     entry = row.entry
     checks = tuple(
@@ -137,6 +162,7 @@ def _result(row: Row, *, name: str, with_map: bool) -> Result:
         )
         for check, point in row.checks
     )
+    conditioning = _conditioning(entry)
     worst = tuple(
         (
             "[" + ", ".join(map(str, element.index)) + "]",
@@ -155,8 +181,9 @@ def _result(row: Row, *, name: str, with_map: bool) -> Result:
         case=entry.case,
         outcome=entry.verdict,
         reason=entry.reason,
-        checks=checks,
-        failed=tuple(point.binding and not point.passed for _, point in row.checks),
+        checks=checks + conditioning,
+        failed=tuple(point.binding and not point.passed for _, point in row.checks)
+        + (False,) * len(conditioning),
         worst=worst,
         map=error_map(entry.error_map) if with_map and entry.error_map is not None else None,
         histogram=histogram(counts, failed=entry.verdict == "FAIL") if counts is not None else None,

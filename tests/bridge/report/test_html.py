@@ -19,7 +19,7 @@ from bridge.report import render_html, write_json, write_report
 from bridge.report.verdict_model import build_view
 from bridge.report.verdict_panels import MAX_BLOCKS, build_panels
 from bridge.verify.diff_document import DiffDocument, ScanDocument
-from bridge.verify.verdict import ErrorMap, Histogram, TensorVerdict, Verdict
+from bridge.verify.verdict import ErrorMap, Exponent, Growth, Histogram, Spread, TensorVerdict, Verdict
 
 VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})
 HOSTILE = "</script><script>alert(1)</script><!-- \" ' & {{ 7 * 7 }} <img src=x onerror=alert(1)>"
@@ -121,6 +121,28 @@ def test_many_results_stay_small(passing: Verdict, make_tensor: Callable[..., Te
     page = render_html(verdict)
     assert note in page
     assert len(page) < 4_500_000
+
+
+def test_growth_and_distribution_of_errors_are_shown(
+    passing: Verdict, make_tensor: Callable[..., TensorVerdict]
+) -> None:
+    growth = Growth(
+        reference=Exponent(value=0.51, low=0.44, high=0.58, points=18),
+        target=Exponent(value=1.02, low=0.95, high=1.09, points=18),
+        lengths=(64, 256, 1024),
+        seeds=3,
+        biased=True,
+        statistic="RMS of the relative error",
+    )
+    spread = Spread(median=1.5e-7, p90=3e-7, p99=5e-7, largest=8e-7, mean=-2e-8)
+    row = make_tensor("y", "a case", gate_valid=False, growth=growth, target_spread=spread)
+    page = render_html(msgspec.structs.replace(passing, tensors=(row,)))
+    assert "n^1.02" in page
+    assert (
+        "95 % interval 0.95 to 1.09; reference n^0.51, 0.44 to 0.58; lengths 64, 256, 1024, 3 seeds" in page
+    )
+    assert "|error| of the target" in page
+    assert "99 % below 5.00e-7, largest 8.00e-7, mean with sign -2.00e-8" in page
 
 
 def test_untrusted_text_is_escaped(failing: Verdict) -> None:
