@@ -8,7 +8,7 @@ numbers for each chunk, is added up by a second kernel when there are many of th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from bridge.capture.digest import BLOCK_BYTES, BYTE_TYPES, KINDS
-from bridge.capture.digest_host import byte_values, view
+from bridge.capture.digest_host import byte_values
 from bridge.capture.digest_numpy import mix_all
 from bridge.capture.dtypes import REAL_OF, itemsize
 from bridge.capture.record import Digest
@@ -213,11 +213,6 @@ def _digests(rows: list[tuple[int, int, int, int, int]], table: Any, sums: Any) 
     return found
 
 
-def _event() -> Any:
-    make: Any = torch.cuda.Event
-    return make()
-
-
 def compact_copy(tensor: torch.Tensor, place: tuple[Any, ...]) -> torch.Tensor:
     """The distinct elements of a tensor in memory order, copied, on its device."""
     with aside():
@@ -227,29 +222,3 @@ def compact_copy(tensor: torch.Tensor, place: tuple[Any, ...]) -> torch.Tensor:
         else:
             shown = tensor.detach().as_strided((place[1],), (1,), tensor.storage_offset())
         return shown.clone(memory_format=torch.contiguous_format)
-
-
-def device_bytes(tensor: torch.Tensor, place: tuple[Any, ...]) -> Callable[[], memoryview]:
-    """Start to copy a content to the host; the result waits for the bytes and returns them.
-
-    The copy runs on the stream that made the tensor, so neither a later write nor the reuse of its memory
-    can overtake it.
-    """
-    with aside():
-        if len(place) > 3:
-            source = compact_copy(tensor, place).view(-1)
-        else:
-            source = tensor.detach().as_strided((place[1],), (1,), tensor.storage_offset())
-        host = torch.empty(place[1], dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
-        host.copy_(source, non_blocking=True)
-        event: Any = _event() if tensor.device.type == "cuda" else None
-        if event is not None:
-            event.record()
-
-    def fetch() -> memoryview:
-        if event is not None:
-            event.synchronize()
-        return view(host.data_ptr(), host.numel() * host.element_size()).data
-
-    # `host` lives as long as `fetch` does, which the queue holds until the bytes are written.
-    return fetch

@@ -10,7 +10,7 @@ import torch
 
 from bridge.capture import device as device_module
 from bridge.capture import digest_host
-from bridge.capture.device import DeviceDigests, device_bytes
+from bridge.capture.device import DeviceDigests
 from bridge.capture.identity import place_of
 from bridge.capture.record import Digest
 
@@ -127,10 +127,3 @@ def test_gpu_streams_have_their_own_chunks(monkeypatch: pytest.MonkeyPatch) -> N
             digests.add(number, x, place_of(x, "float32"))
     found = dict(digests.collect())
     assert [found[n].sum for n in range(60)] == [n * 100_000.0 for n in range(60)]
-
-
-def test_bytes_come_back_from_a_device() -> None:
-    x = torch.arange(12, dtype=torch.float32).view(3, 4)
-    columns = x[:, 1:3]
-    assert bytes(device_bytes(x, place_of(x, "float32"))()) == x.numpy().tobytes()
-    assert bytes(device_bytes(columns, place_of(columns, "float32"))()) == columns.numpy().tobytes()
