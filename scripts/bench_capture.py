@@ -229,6 +229,8 @@ def measure(
     memory: dict[str, float] = {}
     for _ in range(2):
         step()
+    # What the step takes before anything was ever captured: "plain" below is a step between captured ones.
+    untouched = min(timed(step, device)[0] for _ in range(rounds))
     with scratch(folder) as out:
         for kind, selection in kinds.items():
             captured(model, step, out / kind, selection)
@@ -254,7 +256,8 @@ def measure(
         "seconds": {kind: round(min(values), 4) for kind, values in seconds.items()},
         "processor_seconds": {kind: round(min(values), 4) for kind, values in processor.items()},
         "ratios": {
-            kind: round(min(values) / plain, 2) for kind, values in seconds.items() if kind != "plain"
+            "uncaptured": round(plain / untouched, 2),
+            **{kind: round(min(values) / plain, 2) for kind, values in seconds.items() if kind != "plain"},
         },
         "calls": calls,
         "stored_gb": round(manifest.stored_bytes / 1e9, 3),
