@@ -147,11 +147,14 @@ def _leave_process_group() -> None:
     gc.collect()  # what the run left behind may still hold its groups
     if not torch.distributed.is_available():
         return
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-    # The launcher keeps one store for all attempts, and groups find each other in it by their numbers, which
-    # begin anew: ranks would find the addresses of the run that is over.
-    torch.distributed.distributed_c10d._world.group_count = 1000 * next(_attempts)
+    if not torch.distributed.is_initialized():
+        return
+    ranks = torch.distributed.get_world_size()
+    torch.distributed.destroy_process_group()
+    if ranks > 1:
+        # The launcher keeps one store for all attempts, and groups find each other in it by their numbers,
+        # which begin anew: ranks would find the addresses of the run that is over.
+        torch.distributed.distributed_c10d._world.group_count = 1000 * next(_attempts)
 
 
 _attempts = itertools.count(1)
