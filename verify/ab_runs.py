@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +20,10 @@ from bridge.verify.ab_probe import Probe
 from bridge.verify.ab_sides import Sides
 from bridge.verify.ab_steps import METRICS
 from bridge.verify.diff_document import StepTrace
+
+#: Time that an interrupted run has to close its capture.
+GRACE_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
 
 Say = Callable[[str], None]
 
@@ -38,12 +46,53 @@ def capture_child(config: Path, step: int, out: Path, settings: dict[str, Any], 
 
 
 def run_child(command: Sequence[str], name: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
+    """Run a command to its end; it ends with this process, however that ends.
+
+    Raises RunError with its last line when it fails.
+    """
+    parent = os.getpid()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Its own group, so that whatever it started goes with it.
+        start_new_session=True,
+        preexec_fn=lambda: _die_with(parent),
+    )
+    try:
+        _, said = process.communicate()
+    finally:
+        if process.poll() is None:
+            _end(process)
+    if process.returncode != 0:
+        lines = [line for line in said.splitlines() if line.strip()] or ["no message"]
         raise RunError(
-            f"the {name} run failed (exit {done.returncode}): {lines[-1].removeprefix('bridge: error: ')}"
+            f"the {name} run failed (exit {process.returncode}): {lines[-1].removeprefix('bridge: error: ')}"
         )
+
+
+def _die_with(parent: int) -> None:
+    """In the child: a run must not outlive a command that was killed; Linux can be asked for that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before it could be asked for
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Let the child close what it has begun, then end it and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+    finally:
+        # After a second signal too; the group may outlive its leader.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def ask(config: Path, wanted: Sequence[str]) -> Probe:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
 from bridge import errors
+from bridge.cli._signals import ending_signals_interrupt
 
 
 class Progress:
@@ -63,23 +61,6 @@ class Progress:
         if self._shown:
             print("\r" + " " * len(self._shown) + "\r", end="", file=self._stream, flush=True)
             self._shown = ""
-
-
-@contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does, so that what is captured is closed properly."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_signal: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _ScriptCommand(click.Command):
@@ -236,7 +217,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     budget = options["max_bytes"]
     progress = Progress(sys.stderr)
     quiet = contextlib.redirect_stdout(sys.stderr) if options["as_json"] else contextlib.nullcontext()
-    with quiet, _sigterm_interrupts(), progress:
+    with quiet, ending_signals_interrupt(), progress:
         result = capture_run(
             config,
             step=options["step"],

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +16,7 @@ from recorded import Options, decoder
 
 from bridge.config import BridgeConfig, CaptureConfig, TrainConfig
 from bridge.errors import RunError, UsageError
-from bridge.verify import ab
+from bridge.verify import ab, ab_runs
 from bridge.verify.ab_probe import Probe
 from bridge.verify.ab_runs import run_child, trace_of
 from bridge.verify.ab_sides import Sides, config_step, from_checkpoint, split_sides, without_clashes
@@ -93,6 +98,65 @@ def test_a_failing_run_is_named_with_its_last_line() -> None:
         run_child(["sh", "-c", "echo 'bridge: error: there is no config' >&2; exit 2"], "candidate")
 
 
+#: A stand-in for a run: it tells its own id and that of what it started, then waits.
+CHILD = """
+import os, subprocess, sys, time
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(f"{os.getpid()} {other.pid}")
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(60)
+"""
+#: A stand-in for `bridge ab`.
+PARENT = """
+import sys
+from bridge.cli._signals import ending_signals_interrupt
+from bridge.verify.ab_runs import run_child
+try:
+    with ending_signals_interrupt():
+        run_child([sys.executable, "-c", sys.argv[1], sys.argv[2]], "baseline")
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, or a corpse that nobody has fetched yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("number", "code", "whole_group"),
+    [(signal.SIGTERM, 130, True), (signal.SIGHUP, 130, True), (signal.SIGKILL, -9, False)],
+)
+def test_a_run_ends_with_the_command_that_started_it(
+    tmp_path: Path, number: signal.Signals, code: int, whole_group: bool
+) -> None:
+    told = tmp_path / "ids"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD, str(told)])
+    wait_for(told.exists)
+    child, grandchild = map(int, told.read_text().split())
+    parent.send_signal(number)
+    assert parent.wait() == code
+    wait_for(lambda: ended(child))
+    if whole_group:
+        wait_for(lambda: ended(grandchild))
+    elif not ended(grandchild):
+        os.kill(grandchild, signal.SIGKILL)
+
+
+def wait_for(there: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if there():
+            return
+        time.sleep(0.05)
+    pytest.fail("it did not happen within a minute")
+
+
 def verdict(outcome: Any) -> Verdict:
     return Verdict(verdict=outcome, op="fused_norm", summary="grad_weight is 12 % off")
 
@@ -124,11 +188,7 @@ def test_the_runs_are_child_processes_that_differ_in_settings_alone(
 ) -> None:
     commands: list[list[str]] = []
 
-    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(ab_runs, "run_child", lambda command, _name: commands.append(command))
     file = tmp_path / "train.toml"
     file.write_text('[train]\nmodule = "bridge.demo"\nconfig = "offset_decoder"\n')
     monkeypatch.setattr(ab, "new_names", lambda *_: set())
