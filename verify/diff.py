@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from bridge.environment import package_versions
 from bridge.errors import CaptureError
@@ -35,7 +39,7 @@ from bridge.verify.intake import columns
 from bridge.verify.nonfinite import first_nonfinite
 from bridge.verify.overrides import read_overrides
 from bridge.verify.ranks import PRECISION, joined
-from bridge.verify.runs import Run, load_run, mismatches, refuse, side_of
+from bridge.verify.runs import Run, lacking, load_run, mismatches, refuse, side_of
 from bridge.verify.titanlog import as_log
 
 if TYPE_CHECKING:
@@ -85,7 +89,12 @@ def diff_captures(
     precision = floors.LOG_DIGITS if logs else PRECISION if ranks else 0.0
     divergence = diverge(left, right, alignment, precision=precision, hashes=not ranks)
     attributions = attribute(left, right, divergence)
-    replays = _replayed(run_a, run_b, left, right, divergence, attributions) if replay and not logs else None
+    # Joined ranks lie end to end along the batch by a guess: their sizes prove nothing about the data.
+    resized = not ranks and batch_mismatch(left, right, tokens_differ=False) is not None
+    if resized:
+        attributions = _nobody(attributions)
+    replay = replay and not logs and not resized
+    replays = _replayed(run_a, run_b, left, right, divergence, attributions) if replay else None
     if replays is not None:
         attributions = replays.attributions
     batch = batch_mismatch(left, right, attributions.batch_differs)
@@ -96,6 +105,8 @@ def diff_captures(
     nonfinite = (*first_nonfinite(left, run_a), *first_nonfinite(right, run_b))
     details = _details(run_a, run_b, left, right, divergence, attributions, rows, suspects, replays)
     outcome, summary = _answer(left, right, divergence, attributions, rows, suspects, batch)
+    if (lacks := lacking(side_a, side_b)) and outcome in ("IDENTICAL", "SAME WITHIN ROUNDING"):
+        outcome, summary = "INCONCLUSIVE", f"{lacks}; of what both have, {summary}; capture it again"
     if lost := (*run_a.damage, *run_b.damage):
         # Digests lie in other files than tensors: the comparison holds, and what is lost cannot be replayed.
         known = " by their digests" if outcome == "IDENTICAL" else ""
@@ -124,6 +135,16 @@ def diff_captures(
         command=tuple(command),
         versions=package_versions(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _nobody(attributions: Attributions) -> Attributions:
+    """The same without findings: on other data every call differs, and none is to blame."""
+    return replace(
+        attributions,
+        findings=(),
+        origin=np.zeros_like(attributions.origin),
+        tainted=np.zeros_like(attributions.tainted),
     )
 
 
@@ -252,6 +273,14 @@ def _coverage(
         not_covered.append("no call was replayed: tensors are not stored on both sides")
     else:
         not_covered.extend(replays.not_covered)
+    elementwise = sum(tensor.elementwise for detail in details for tensor in detail.tensors)
+    stored = [run.path for run, side in ((run_a, a), (run_b, b)) if side.writes.stored.any()]
+    if stored and not elementwise and not (replays and replays.count):
+        not_covered.append(
+            "no stored tensor was read, digests were compared: whether the stored bytes are intact is what "
+            + " and ".join(f"`bridge inspect --check {path}`" for path in stored)
+            + " says"
+        )
     return Coverage(
         pairs=len(alignment),
         by_match=counts(alignment.match, MATCH_KINDS),
@@ -260,7 +289,7 @@ def _coverage(
         only_a=len(alignment.only_a),
         only_b=len(alignment.only_b),
         tensors=int(divergence.reads.comparable.sum() + divergence.writes.comparable.sum()),
-        elementwise=sum(tensor.elementwise for detail in details for tensor in detail.tensors),
+        elementwise=elementwise,
         replayed=replays.count if replays is not None else 0,
         not_covered=tuple(not_covered),
     )
@@ -332,12 +361,16 @@ def _accusation(suspects: tuple[Suspect, ...], attributions: Attributions, diver
 
 
 def write_diff(document: DiffDocument, path: Path) -> None:
-    """Write `diff.json`.
+    """Write `diff.json`, the whole of it or nothing.
 
     Raises CaptureError when the file cannot be written.
     """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(document))
+        partial.write_bytes(msgspec.json.encode(document))
+        partial.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            partial.unlink()
         raise CaptureError(f"{path} cannot be written: {error.strerror}; choose another --report") from None

@@ -62,7 +62,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     ranks: tuple[int, ...] = ()
     calls: int = 0
-    with_tensors: int = 0  #: calls of which every tensor is stored
+    with_tensors: int = 0  #: calls of which an input or an output is stored, as `bridge capture` counts
     complete: bool = True
     seed: int | None = None
     dtypes: tuple[str, ...] = ()

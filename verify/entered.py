@@ -87,9 +87,11 @@ def _first_made(columns: Columns, place: Floats, hashes: npt.NDArray[np.uint64])
 
 def batch_mismatch(a: Columns, b: Columns, tokens_differ: bool) -> Mismatch | None:
     """What differs in the data of the step: the sizes of what the model was given, or its values."""
-    shapes = _given(a), _given(b)
-    if all(shapes) and shapes[0] != shapes[1]:
-        said = [", ".join("x".join(map(str, shape)) for shape in each) for each in shapes]
+    given = _given(a), _given(b)
+    # A mask that only one of the runs is given is code, not data.
+    both = [name for name in given[0] if name in given[1]]
+    if any(given[0][name] != given[1][name] for name in both):
+        said = [", ".join("x".join(map(str, each[name])) for name in both) for each in given]
         return Mismatch(
             what="batch", a=said[0], b=said[1], meaning="the runs saw batches of other sizes in this step"
         )
@@ -100,13 +102,13 @@ def batch_mismatch(a: Columns, b: Columns, tokens_differ: bool) -> Mismatch | No
     )
 
 
-def _given(columns: Columns) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what the whole model was first called with."""
+def _given(columns: Columns) -> dict[str, tuple[int, ...]]:
+    """Shapes of what the whole model was first called with, by the names of its inputs."""
     for at in np.flatnonzero(columns.kind == _MODULE).tolist():
         call = columns.calls[at]
         if call.module == "":
-            return tuple(record.shape for record in call.inputs)
-    return ()
+            return {record.name: record.shape for record in call.inputs}
+    return {}
 
 
 def _content(columns: Columns, row: int) -> int:

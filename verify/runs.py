@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from bridge.capture.folder import MANIFEST
 from bridge.capture.record import Call, Manifest
-from bridge.errors import UsageError
+from bridge.errors import NotACaptureError, UsageError
 from bridge.verify.columns import INPUT, KINDS, OUTPUT, Columns
 from bridge.verify.diff_document import Mismatch, Side
 from bridge.verify.titanlog import is_log, read_log
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 #: Below this share of common module names, two runs are of different models.
 SAME_MODEL = 0.5
+
+#: Settings that differ between two runs and are shown.
+CONFIG_KEYS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +53,10 @@ def load_run(path: Path, label: str) -> Run:
     """
     if not path.exists():
         raise UsageError(f"{path} does not exist; run {label} must be a capture folder or an activation log")
-    if not (path / "manifest.json").exists() and is_log(path):
+    if not (path / MANIFEST).exists() and is_log(path):
         return Run(label=label, path=path, calls=read_log(path))
+    if path.is_file():
+        _refuse_file(path, label)
     from bridge.capture.store import load_capture
     from bridge.capture.stored import stored_calls
 
@@ -60,14 +66,28 @@ def load_run(path: Path, label: str) -> Run:
     )
 
 
+def _refuse_file(path: Path, label: str) -> NoReturn:
+    """Raise for a file that is no activation log, saying which path would have done."""
+    if (path.parent / MANIFEST).is_file():
+        raise UsageError(
+            f"run {label} must be a capture folder, got the file {path} inside one; "
+            f"give the folder {path.parent}"
+        )
+    raise NotACaptureError(
+        f"run {label} must be a capture folder or an activation log, got the file {path}, which is neither: "
+        "a log of torchtitan's activation tracer (rank_0_activations.log) begins with "
+        '"Total captured activations: N"; what a run prints holds no activations, capture the run with '
+        "`bridge capture`"
+    )
+
+
 def side_of(run: Run, columns: Columns) -> Side:
     """What a document says about a run."""
     reads, writes = columns.reads, columns.writes
     inputs, outputs = reads.role == INPUT, writes.role == OUTPUT
-    whole = np.zeros(len(columns), bool)
-    whole[reads.call[inputs]] = whole[writes.call[outputs]] = True
-    whole[reads.call[inputs & ~reads.stored]] = whole[writes.call[outputs & ~writes.stored]] = False
-    stored = int(whole.sum())
+    kept = np.zeros(len(columns), bool)
+    kept[reads.call[inputs & reads.stored]] = kept[writes.call[outputs & writes.stored]] = True
+    stored = int(kept.sum())
     # Of what modules make, if any: an optimizer's float32 states outnumber a bfloat16 model's outputs.
     modules = outputs & (columns.kind == KINDS.index("module"))[writes.call]
     counted = modules if modules.any() else outputs
@@ -92,7 +112,7 @@ def side_of(run: Run, columns: Columns) -> Side:
         ranks=tuple(ranks),
         calls=len(columns),
         with_tensors=stored,
-        complete=manifest.complete,
+        complete=manifest.complete and not manifest.problems,
         seed=manifest.seed,
         dtypes=common,
         device=manifest.device,
@@ -152,7 +172,58 @@ def mismatches(
         if not side.complete:
             missing = f"run {side.label} is incomplete"
             add("completeness", a.complete, b.complete, f"{missing}: what is missing counts as unmatched")
+    if run_a.manifest is not None and run_b.manifest is not None:
+        config = _config_mismatch(run_a.manifest.config, run_b.manifest.config)
+        found += [config] if config is not None else []
     return found
+
+
+def lacking(a: Side, b: Side) -> str:
+    """What a capture that is only a part of its run lacks, in words; "": both are whole."""
+    said = []
+    for side, other in ((a, b), (b, a)):
+        if not side.complete:
+            why = side.problems[0] if side.problems else "the process that wrote it did not finish"
+            said.append(
+                f"run {side.label} is incomplete, with {side.calls} calls where {other.label} has "
+                f"{other.calls}: {why}"
+            )
+    return "; ".join(said)
+
+
+def _config_mismatch(a: dict[str, Any], b: dict[str, Any]) -> Mismatch | None:
+    """The settings that differ, a few of them; None where a run has no config or none differs."""
+    if not a or not b:
+        return None
+    left, right = dict(_settings(a)), dict(_settings(b))
+    keys = [
+        key for key in {**left, **right} if key not in left or key not in right or left[key] != right[key]
+    ]
+    if not keys:
+        return None
+    said = [
+        ", ".join(f"{key}={_brief(side[key]) if key in side else 'not set'}" for key in keys[:CONFIG_KEYS])
+        for side in (left, right)
+    ]
+    more = f", of which {CONFIG_KEYS} are shown" if len(keys) > CONFIG_KEYS else ""
+    count = f"{len(keys)} settings differ" if len(keys) > 1 else "1 setting differs"
+    return Mismatch(what="config", a=said[0], b=said[1], meaning=count + more)
+
+
+def _settings(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a config and their values; a list of tables counts its items."""
+    if isinstance(config, list) and any(isinstance(item, dict) for item in config):
+        config = {str(place): item for place, item in enumerate(config)}
+    if isinstance(config, dict) and (config or not prefix):
+        for key, value in config.items():
+            yield from _settings(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, config
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _modules(columns: Columns) -> set[str]:

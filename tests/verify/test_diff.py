@@ -12,7 +12,7 @@ import torch
 from recorded import Options, Recorder, decoder
 
 from bridge.capture.record import Call
-from bridge.errors import CaptureError, UsageError
+from bridge.errors import CaptureError, NotACaptureError, UsageError
 from bridge.verify.diff import diff_captures, write_diff
 from bridge.verify.diff_document import MATCH_KINDS, STATUSES, DiffDocument
 from bridge.verify.diff_table import short_numbers
@@ -184,3 +184,93 @@ def test_batches_of_other_sizes_are_said_and_blame_nobody() -> None:
     assert document.outcome == "INCONCLUSIVE" and not document.suspects
     assert "batches of other sizes in this step (2x8 in A, 4x8 in B)" in document.summary
     assert [m.what for m in document.mismatches if m.what == "batch"] == ["batch"]
+
+
+def test_an_input_that_only_one_run_is_given_is_no_other_data() -> None:
+    def run(*names: str) -> Recorder:
+        recorder = Recorder()
+        x = torch.linspace(-1, 1, 16).reshape(2, 8)
+        recorder.op("aten::mm.default", torch.mm, x, torch.ones(8, 8))
+        given = tuple(recorder.record(name, x) for name in names)
+        recorder.calls.append(Call(index=1, key="<root>", kind="module", op="Model", step=1, inputs=given))
+        return recorder
+
+    document = diff_captures(run("0").run("A"), run("0", "mask").run("B"))
+    assert "batch" not in {mismatch.what for mismatch in document.mismatches}
+
+
+def test_other_sizes_lead_and_no_replacement_of_an_op_is_named() -> None:
+    def run(rows: int, eps: float) -> Recorder:
+        recorder = decoder(Options(eps=eps))
+        made = recorder.record("0", torch.ones(rows, 8))
+        recorder.calls.insert(
+            0, Call(index=999, key="<root>", kind="module", op="Model", step=1, inputs=(made,))
+        )
+        return recorder
+
+    same = diff_captures(run(2, 1e-6).run("A"), run(2, 1e-2).run("B"))
+    assert same.outcome == "DIVERGED" and same.suspects
+    document = diff_captures(run(2, 1e-6).run("A"), run(4, 1e-2).run("B"))
+    assert document.outcome == "INCONCLUSIVE" and not document.suspects
+    assert document.summary.startswith(
+        "the runs saw batches of other sizes in this step (2x8 in A, 4x8 in B)"
+    )
+    assert not document.coverage.by_origin
+
+
+@pytest.mark.parametrize("facts", [{"complete": False}, {"problems": ("the disk was full",)}])
+def test_a_part_of_a_run_cannot_agree(facts: dict[str, Any]) -> None:
+    part = decoder(Options())
+    del part.calls[len(part.calls) // 2 :]
+    whole = decoder(Options()).run("A")
+    document = diff_captures(whole, part.run("B", **facts))
+    assert document.outcome == "INCONCLUSIVE"
+    said = f"run B is incomplete, with {len(part.calls)} calls where A has {len(whole.calls)}: "
+    assert document.summary.startswith(said)
+    assert "have no counterpart" in document.summary
+    assert facts.get("problems", ("did not finish",))[0] in document.summary
+    assert diff(Options(), Options(eps=1e-2), right=facts).outcome == "DIVERGED"
+
+
+def test_settings_that_differ_are_listed_and_bounded() -> None:
+    left = {"model": {"dim": 96, "layers": [{"eps": 1e-6}]}, "seed": 0}
+    right = {"model": {"dim": 128, "layers": [{"eps": 1e-6}]}, "seed": 0, "compile": True}
+    document = diff(Options(), Options(), {"config": left}, {"config": right})
+    assert document.outcome == "IDENTICAL"
+    (config,) = document.mismatches
+    assert (config.what, config.meaning, config.refused) == ("config", "2 settings differ", False)
+    assert config.a == "model.dim=96, compile=not set" and config.b == "model.dim=128, compile=True"
+    many = [{str(key): key + offset for key in range(9)} for offset in (0, 1)]
+    (config,) = diff(Options(), Options(), {"config": many[0]}, {"config": many[1]}).mismatches
+    assert config.a.count("=") == 5 and config.meaning == "9 settings differ, of which 5 are shown"
+    assert not diff(Options(), Options(), {"config": left}, {"config": left}).mismatches
+
+
+def test_stored_tensors_that_were_not_read_are_not_covered() -> None:
+    options = Options(keep=True)
+    document = diff(options, options)
+    assert document.a.with_tensors == document.a.calls
+    (said,) = [text for text in document.coverage.not_covered if "no stored tensor was read" in text]
+    assert "bridge inspect --check /nowhere/A" in said and "bridge inspect --check /nowhere/B" in said
+    assert not any("stored tensor" in text for text in diff(Options(), Options()).coverage.not_covered)
+
+
+def test_calls_with_one_stored_tensor_count_as_with_tensors() -> None:
+    recorder = decoder(Options(keep=True))
+    recorder.calls[:] = [
+        msgspec.structs.replace(
+            call, inputs=tuple(msgspec.structs.replace(record, blob=None) for record in call.inputs)
+        )
+        for call in recorder.calls
+    ]
+    document = diff_captures(recorder.run("A"), decoder(Options()).run("B"))
+    assert (document.a.with_tensors, document.b.with_tensors) == (len(recorder.calls), 0)
+
+
+def test_a_file_that_is_no_log_is_told_what_would_do(tmp_path: Path) -> None:
+    (tmp_path / "titan.log").write_text("[titan] step: 1 loss: 5.0\n")
+    with pytest.raises(NotACaptureError, match='begins with "Total captured activations: N"'):
+        diff_captures(tmp_path / "titan.log", tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(UsageError, match=f"give the folder {tmp_path}$"):
+        diff_captures(tmp_path / "manifest.json", tmp_path)
