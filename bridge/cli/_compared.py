@@ -100,10 +100,9 @@ def _say(text: str, document: Any, options: dict[str, Any], target: Path, beside
 
 
 def _write(path: Path, data: bytes) -> None:
+    from bridge.report.files import write_file
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    except OSError as error:
-        raise errors.UsageError(
-            f"{path} cannot be written: {error.strerror}; choose another --report"
-        ) from None
+        write_file(path, data)
+    except errors.UsageError as error:
+        raise errors.UsageError(f"{error}, or choose another --report") from None

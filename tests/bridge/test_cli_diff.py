@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import msgspec
 import pytest
 
 from bridge.cli import run
+from bridge.errors import CaptureError
+from bridge.verify.diff import write_diff
 from bridge.verify.diff_document import DiffDocument, ScanDocument, Side
 
 SIDES = {"a": Side(label="A", path="a"), "b": Side(label="B", path="b")}
@@ -150,3 +153,21 @@ def test_an_unwritable_report_is_a_usage_error(
     (tmp_path / "file").write_text("")
     assert run(["diff", "a", "b", "--report", str(tmp_path / "file" / "r.html")]) == 2
     assert "choose another --report" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_no_part_of_a_document(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = DiffDocument(outcome="IDENTICAL", summary="so", **SIDES)
+    answering(monkeypatch, "bridge.verify.diff.diff_captures", document)
+
+    def full(path: Path, data: bytes) -> int:
+        path.open("wb").close()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert run(["diff", "a", "b", "--report", str(tmp_path / "r.html")]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    with pytest.raises(CaptureError, match="No space left on device"):
+        write_diff(document, tmp_path / "diff.json")
+    assert not list(tmp_path.iterdir())
