@@ -16,13 +16,14 @@ import contextlib
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from bridge.capture.settings import apply_settings, get_setting
 from bridge.capture.steps import RunFacts, StepRecorder
@@ -35,7 +36,15 @@ from bridge.capture.surroundings import (
     run_log,
 )
 from bridge.config import TrainConfig
-from bridge.errors import BridgeError, ConfigError, RunError, StepNotReachedError, UsageError, near_misses
+from bridge.errors import (
+    BridgeError,
+    ConfigError,
+    RunError,
+    StepNotReachedError,
+    UsageError,
+    brief,
+    near_misses,
+)
 
 #: torchtitan's words for a loss that is NaN or infinite.
 _LOST = re.compile(r"Loss is not finite \(global_avg_loss=([^)]*)\)")
@@ -159,6 +168,35 @@ def clashing_overrides(
         for other in alone
         if item != other and refused(item, other)
     )
+
+
+def check_overrides(
+    train: TrainConfig, config_path: str | None, wanted: Sequence[str], settings: Mapping[str, Any]
+) -> None:
+    """Whether a run could have these overrides and settings besides its own, found without running it.
+
+    Raises:
+        ConfigError: The config does not fit the installed torchtitan, whatever is added.
+        UsageError: An override cannot be imported, is none or cannot be applied, or a setting does not fit.
+    """
+    from torchtitan.config.override import OverrideConfig, apply_overrides
+
+    _config_of(train, config_path)
+    try:
+        _config_of(replace(train, set={**train.set, **settings}), config_path)
+    except ConfigError as error:
+        raise UsageError(f"--override {str(error).removeprefix('[train.set] ')}") from None
+    for item in wanted:
+        config = _config_of(train, config_path)
+        with import_paths(config_path):
+            try:
+                apply_overrides(OverrideConfig(imports=[item]), config)
+            except Exception as error:
+                # Whatever the user's module or factory raises, the candidate would end with it.
+                raise UsageError(
+                    f"--override {item} cannot be applied: {type(error).__name__}: {brief(error)}; it takes "
+                    f"package.module.function of a function with torchtitan's @override, or KEY=VALUE"
+                ) from error
 
 
 def _config_of(train: TrainConfig, config_path: str | None) -> Any:

@@ -15,7 +15,6 @@ import msgspec
 
 from bridge.config import BridgeConfig, load_config
 from bridge.errors import BridgeError, NothingJudgedError, UsageError
-from bridge.verify.ab_probe import OVERRIDES
 from bridge.verify.ab_runs import Say, ask, capture_child, find_steps
 from bridge.verify.ab_sides import (
     Sides,
@@ -75,7 +74,7 @@ def ab_run(
     say = say or (lambda text: None)
     traces: tuple[StepTrace, ...] = ()
     at = step if step is not None else config_step(loaded)
-    sides = arranged(path, loaded, split_sides(loaded, overrides), (find_step and last_step) or at, find_step)
+    sides = arranged(path, loaded, split_sides(loaded, overrides), (find_step and last_step) or at)
     for note in sides.notes:
         say(f"{note.what}: {note.b}: {note.meaning}")
     if find_step:
@@ -110,19 +109,15 @@ def ab_run(
     return combine(document, verdicts, traces)
 
 
-def arranged(path: Path, config: BridgeConfig, sides: Sides, last: int, find_step: bool) -> Sides:
+def arranged(path: Path, config: BridgeConfig, sides: Sides, last: int) -> Sides:
     """The sides without overrides that exclude each other, starting from a checkpoint where there is one.
 
-    Asking costs a process that loads torchtitan, so it is asked only where an answer can matter.
+    Asked of a process that loads torchtitan, before anything runs: an override that cannot be applied must
+    not cost a baseline run.
     """
     if config.train.module is None:
         return sides
-    settings = config.train.set
-    clash = bool(sides.wanted) and bool(sides.baseline.get(OVERRIDES))
-    resumes = any(name.startswith("checkpoint.") for name in settings)
-    if not (clash or resumes or find_step):
-        return sides
-    found = ask(path, sides.wanted)
+    found = ask(path, sides)
     return from_checkpoint(without_clashes(sides, found), found, last)
 
 

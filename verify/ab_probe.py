@@ -1,14 +1,15 @@
 """What `bridge ab` has to know of a config before it runs it; a child process, since it loads torchtitan.
 
-    python -m bridge.verify.ab_probe CONFIG OUT WANTED_JSON
+    python -m bridge.verify.ab_probe CONFIG OUT WANTED_JSON SETTINGS_JSON
 
-writes {"folder": ..., "checkpoints": [...], "clashes": [[present, wanted], ...]} to OUT.
+writes {"folder": ..., "checkpoints": [...], "clashes": [[present, wanted], ...]} to OUT, or says what the
+candidate cannot have.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,20 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     clashes: tuple[tuple[Any, str], ...] = ()  #: (override of the config, wanted one that claims the same)
 
 
-def probe(config_path: Path, wanted: Sequence[str]) -> Probe:
+def probe(config_path: Path, wanted: Sequence[str], settings: Mapping[str, Any] | None = None) -> Probe:
     """Look; needs torch and torchtitan.
 
-    Raises BridgeError as `bridge capture` does.
+    Raises BridgeError as `bridge capture` does, and UsageError where the candidate cannot have the wanted
+    overrides or settings.
     """
-    from bridge.capture.titan import checkpoint_steps, clashing_overrides
+    from bridge.capture.titan import check_overrides, checkpoint_steps, clashing_overrides
     from bridge.config import load_config
     from bridge.verify.registry import prepare_triton
 
     prepare_triton()
     config = load_config(config_path)
     train = config.train
+    check_overrides(train, config.path, wanted, settings or {})
     present = train.set.get(OVERRIDES, [])
     clashes = clashing_overrides(train, config.path, present, wanted) if wanted and present else ()
     found = checkpoint_steps(train, config.path)
@@ -50,9 +53,9 @@ def main(argv: Sequence[str]) -> int:
     """Entry point of the child process."""
     from bridge.errors import BridgeError
 
-    config, out, wanted = argv
+    config, out, wanted, settings = argv
     try:
-        found = probe(Path(config), msgspec.json.decode(wanted))
+        found = probe(Path(config), msgspec.json.decode(wanted), msgspec.json.decode(settings))
     except BridgeError as error:
         print(f"bridge: error: {error}", file=sys.stderr)
         return error.exit_code

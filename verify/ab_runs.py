@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from bridge.errors import RunError
-from bridge.verify.ab_probe import Probe
+from bridge.verify.ab_probe import OVERRIDES, Probe
 from bridge.verify.ab_sides import Sides
 from bridge.verify.ab_steps import METRICS
 from bridge.verify.diff_document import StepTrace
@@ -45,10 +45,10 @@ def capture_child(config: Path, step: int, out: Path, settings: dict[str, Any], 
     run_child(command, out.name)
 
 
-def run_child(command: Sequence[str], name: str) -> None:
+def run_child(command: Sequence[str], name: str | None) -> None:
     """Run a command to its end; it ends with this process, however that ends.
 
-    Raises RunError with its last line when it fails.
+    Raises RunError with its last line when it fails, after the name of the run where it is one.
     """
     parent = os.getpid()
     process = subprocess.Popen(
@@ -68,9 +68,8 @@ def run_child(command: Sequence[str], name: str) -> None:
             _end(process)
     if process.returncode != 0:
         lines = [line for line in said.splitlines() if line.strip()] or ["no message"]
-        raise RunError(
-            f"the {name} run failed (exit {process.returncode}): {lines[-1].removeprefix('bridge: error: ')}"
-        )
+        said = lines[-1].removeprefix("bridge: error: ")
+        raise RunError(said if name is None else f"the {name} run failed (exit {process.returncode}): {said}")
 
 
 def _die_with(parent: int) -> None:
@@ -95,12 +94,16 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def ask(config: Path, wanted: Sequence[str]) -> Probe:
-    """What the config says about checkpoints and about overrides that clash with the wanted ones."""
+def ask(config: Path, sides: Sides) -> Probe:
+    """What the config says about checkpoints and about overrides that clash with the wanted ones.
+
+    Raises RunError where the config does not load or the candidate cannot have what is asked for.
+    """
+    settings = {key: value for key, value in sides.candidate.items() if key != OVERRIDES}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "probe.json"
-        text = msgspec.json.encode(list(wanted)).decode()
-        run_child([sys.executable, "-m", "bridge.verify.ab_probe", str(config), str(file), text], "config")
+        asked = [msgspec.json.encode(item).decode() for item in (list(sides.wanted), settings)]
+        run_child([sys.executable, "-m", "bridge.verify.ab_probe", str(config), str(file), *asked], None)
         return msgspec.json.decode(file.read_bytes(), type=Probe)
 
 

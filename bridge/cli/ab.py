@@ -39,11 +39,12 @@ def command(**options: Any) -> int:
     Both runs have the same config, seed and data and differ in --override alone. An override that the config
     already has is taken out of the baseline; one of the config's that claims the same modules is taken out of
     both runs, and said. With checkpoints in the config, both start from the nearest one before the step.
+    What --override names is checked before anything runs.
     Exits 0 when they agree, 1 when they part or a kernel fails, 2 when a run fails, 3 when nothing is clear.
 
     \b
     bridge ab --config train.toml --override bridge.kernels.offset_rmsnorm.override.offset_rmsnorm
-    bridge ab --config train.toml --override optimizer.lr=1e-3 --step 10
+    bridge ab --config train.toml --override optimizer.param_groups.0.optimizer_kwargs.lr=1e-3 --step 10
     """
     from bridge.verify.ab import ab_run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,10 +15,11 @@ from typing import Any
 import pytest
 from recorded import Options, decoder
 
-from bridge.config import BridgeConfig, CaptureConfig, TrainConfig
+from bridge.cli.ab import command
+from bridge.config import BridgeConfig, CaptureConfig, TrainConfig, load_config
 from bridge.errors import RunError, UsageError
 from bridge.verify import ab, ab_runs
-from bridge.verify.ab_probe import Probe
+from bridge.verify.ab_probe import Probe, probe
 from bridge.verify.ab_runs import run_child, trace_of
 from bridge.verify.ab_sides import Sides, config_step, from_checkpoint, split_sides, without_clashes
 from bridge.verify.diff import diff_captures
@@ -61,9 +63,20 @@ def test_both_runs_start_from_the_nearest_checkpoint_before_the_step(
 
 
 def test_settings_go_to_the_candidate_alone_and_keep_their_types() -> None:
-    sides = split_sides(config(), ["optimizer.lr=1e-3", "training.dtype=bfloat16", "compile.enable=true"])
+    sides = split_sides(
+        config(),
+        [
+            "optimizer.param_groups.0.optimizer_kwargs.lr=1e-3",
+            "training.dtype=bfloat16",
+            "compile.enable=true",
+        ],
+    )
     assert sides.baseline == {}
-    assert sides.candidate == {"optimizer.lr": 1e-3, "training.dtype": "bfloat16", "compile.enable": True}
+    assert sides.candidate == {
+        "optimizer.param_groups.0.optimizer_kwargs.lr": 1e-3,
+        "training.dtype": "bfloat16",
+        "compile.enable": True,
+    }
 
 
 @pytest.mark.parametrize("overrides", [[], ["nonsense"], ["no spaces.here please"]])
@@ -195,16 +208,18 @@ def test_the_runs_are_child_processes_that_differ_in_settings_alone(
     sides = iter([decoder(Options()).run("A"), decoder(Options()).run("B")])
     runs = {"baseline": next(sides), "candidate": next(sides)}
     monkeypatch.setattr(ab, "diff_captures", lambda a, b, **_: diff_captures(runs[a.name], runs[b.name]))
-    document = ab.ab_run(file, overrides=["optimizer.lr=0.1"], out=tmp_path / "out")
+    monkeypatch.setattr(ab, "ask", lambda *_: Probe())
+    document = ab.ab_run(file, overrides=["training.steps=3"], out=tmp_path / "out")
     assert document.outcome == "IDENTICAL" and document.kind == "ab"
     assert len(commands) == 2, "nothing differs, so nothing is run again for tensors"
     assert commands[0][-2:] == ["--tensors", "none"]
-    assert commands[1][-4:] == ["--tensors", "none", "--set", "optimizer.lr=0.1"]
+    assert commands[1][-4:] == ["--tensors", "none", "--set", "training.steps=3"]
 
 
 def test_an_override_that_replaced_nothing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "train.toml"
     file.write_text('[train]\nmodule = "bridge.demo"\nconfig = "offset_decoder"\n')
+    monkeypatch.setattr(ab, "ask", lambda *_: Probe())
     monkeypatch.setattr(ab, "capture_child", lambda *_: None)
     monkeypatch.setattr(ab, "new_names", lambda *_: set())
     same = diff_captures(decoder(Options()).run("A"), decoder(Options()).run("B"))
@@ -212,6 +227,60 @@ def test_an_override_that_replaced_nothing_is_said(monkeypatch: pytest.MonkeyPat
     document = ab.ab_run(file, overrides=["my.norm"], out=tmp_path / "out")
     assert document and "the override replaced nothing" in document.summary
     assert "replaced nothing" not in ab.ab_run(file, overrides=["x=1"], out=tmp_path / "out").summary
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    file = tmp_path / "train.toml"
+    file.write_text('[train]\nmodule = "bridge.demo"\nconfig = "offset_decoder"\n')
+    return file
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "no_such_module.norm",
+            "--override no_such_module.norm cannot be applied: ImportError.*no_such_module",
+        ),
+        ("my_mod.missing", "--override my_mod.missing cannot be applied: ValueError.*my_mod.missing"),
+        ("torn.norm", "--override torn.norm cannot be applied: SyntaxError"),
+        ("optimizer.lrr=1e-3", "--override 'optimizer.lrr': optimizer has no field 'lrr'"),
+        ("training.steps=many", "--override 'training.steps'.*got 'many'"),
+    ],
+)
+def test_an_override_that_cannot_be_applied_is_refused_without_a_run(
+    demo: Path, override: str, said: str
+) -> None:
+    pytest.importorskip("torchtitan")
+    (demo.parent / "my_mod.py").write_text("def norm(config):\n    return config\n")
+    (demo.parent / "torn.py").write_text("def norm(:\n")
+    sides = split_sides(load_config(demo), [override])
+    with pytest.raises(UsageError, match=said):
+        probe(demo, sides.wanted, {} if sides.wanted else sides.candidate)
+
+
+def test_the_examples_of_the_help_can_be_applied(demo: Path) -> None:
+    pytest.importorskip("torchtitan")
+    examples = re.findall(r"bridge ab .*--override (\S+)", command.help or "")
+    assert len(examples) >= 2
+    for example in examples:
+        sides = split_sides(load_config(demo), [example])
+        probe(demo, sides.wanted, {} if sides.wanted else sides.candidate)
+
+
+def test_overrides_are_checked_before_anything_runs(monkeypatch: pytest.MonkeyPatch, demo: Path) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], name: str | None) -> None:
+        commands.append(command)
+        raise RunError("--override my.norm cannot be applied")
+
+    monkeypatch.setattr(ab_runs, "run_child", run)
+    with pytest.raises(RunError, match=r"^--override my.norm"):
+        ab.ab_run(demo, overrides=["my.norm", "training.steps=3"], out=demo.parent / "out")
+    (asked,) = commands
+    assert asked[2] == "bridge.verify.ab_probe" and asked[-2:] == ['["my.norm"]', '{"training.steps":3}']
 
 
 def test_a_window_in_the_config_needs_a_step() -> None:
