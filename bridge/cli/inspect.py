@@ -25,8 +25,8 @@ def command(capture: Path, key: str | None, as_json: bool, limit: int, check: bo
     """Say what CAPTURE holds: steps, calls, kernels, sizes, what was dropped, what is incomplete.
 
     With KEY (a glob over key, op, module and class) show those calls with their tensors' statistics.
-    CAPTURE may also be an activation log of torchtitan's own tracer, or a folder of them. With
-    --check the exit code is 2 when something in the capture is not what was written.
+    CAPTURE may also be an activation log of torchtitan's own tracer, or a folder of them. The exit
+    code is 2 when the capture is incomplete, and with --check when a byte is not what was written.
     """
     import msgspec
 
@@ -49,7 +49,11 @@ def command(capture: Path, key: str | None, as_json: bool, limit: int, check: bo
         click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
     else:
         click.echo("\n".join(describe(summary)))
-    return errors.EXIT_USAGE if check and not summary.complete else errors.EXIT_OK
+    return errors.EXIT_OK if _is_whole(summary) else errors.EXIT_USAGE
+
+
+def _is_whole(summary: CaptureSummary) -> bool:
+    return summary.complete and not summary.missing
 
 
 def describe(summary: CaptureSummary) -> list[str]:
@@ -57,10 +61,15 @@ def describe(summary: CaptureSummary) -> list[str]:
     from bridge.capture.request import size
     from bridge.inspect_capture import TOP_OPS
 
-    state = "complete" if summary.complete and not summary.missing else "INCOMPLETE"
+    state = "complete" if _is_whole(summary) else "INCOMPLETE"
     if summary.checked and state == "complete":
         state = "complete, every byte as it was written"
     lines = [f"{summary.path}: {summary.format}, {state}"]
+    if not _is_whole(summary):
+        # First, since what follows describes only what is left.
+        faults = [*summary.problems, *(f"{name} is missing" for name in summary.missing)]
+        more = f"; {len(faults) - 1} more below" if len(faults) > 1 else ""
+        lines += [f"  problem    {fault}{more}" for fault in faults[:1]]
     steps = summary.steps
     window = f" of {steps[0]}:{steps[-1]}" if len(steps) > 1 else ""
     facts = [("step", f"{summary.step}{window}")]

@@ -105,10 +105,13 @@ def test_a_process_that_died_is_said_to_be_incomplete(
     with pytest.raises(ZeroDivisionError), Tracer(model, out=tmp_path / "c", step=1):
         model(torch.randn(2, 4))
         1 / 0  # noqa: B018
-    assert run(["inspect", str(tmp_path / "c")]) == 0
+    assert run(["inspect", str(tmp_path / "c")]) == 2
     text = capsys.readouterr().out
-    assert "INCOMPLETE" in text
+    state, problem, *_ = text.splitlines()
+    assert "INCOMPLETE" in state
+    assert problem.startswith("  problem ")
     assert "ZeroDivisionError" in text
+    assert run(["inspect", str(tmp_path / "c"), "--json"]) == 2
 
 
 def test_not_a_capture_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

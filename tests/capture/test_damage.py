@@ -63,10 +63,11 @@ def test_inspect_shows_it_as_an_incomplete_part(
         as_older(whole)
     assert load_capture(whole).complete
     damage(whole, kind)
-    assert run(["inspect", str(whole)]) == 0
+    assert run(["inspect", str(whole)]) == 2
     text = capsys.readouterr().out
-    assert "INCOMPLETE" in text
-    assert f"{whole / SHARD} is {kind}" in text
+    state, problem, *_ = text.splitlines()
+    assert "INCOMPLETE" in state
+    assert f"{whole / SHARD} is {kind}" in problem
     capture = load_capture(whole)
     assert not capture.complete
     assert len(capture.calls) > 5
