@@ -14,6 +14,25 @@ SUSPECT_COLUMNS = ("#", "Call", "Op", "Phase", "Origin", "Born", "Inherited", "V
 
 CALL_COLUMNS = ("Row", "Call", "Op", "Phase", "Status", "Origin", "Input diff", "Output diff", "Noise")
 
+#: MatchKind and Origin, in the words of a reader who knows neither.
+_MATCHED = {
+    "override": "by --overrides",
+    "key": "by key",
+    "moved": "by place (key changed)",
+    "structure": "by structure (same op, shapes and producers)",
+    "renamed": "by place in the graph (another op)",
+    "statistics": "by closest statistics",
+    "module": "as a whole module (other ops inside)",
+}
+_CAUSES = {
+    "born": "born in the call itself",
+    "inherited": "inherited from its inputs",
+    "amplified": "inherited and amplified",
+    "nondeterministic": "nondeterministic (random or unrepeatable)",
+    "entered": "entered from outside the step",
+    "unknown": "of unknown cause",
+}
+
 _UNEQUAL = frozenset(STATUSES.index(name) for name in ("differs", "only a", "only b"))
 _ROUNDED = frozenset(STATUSES.index(name) for name in ("rounding", "differs", "only a", "only b"))
 
@@ -216,11 +235,17 @@ def nonfinite_line(item: NonFinite) -> tuple[str, str]:
 def _matching(document: DiffDocument) -> tuple[tuple[str, str], ...]:
     coverage = document.coverage
     return (
-        ("Matched", listed(coverage.by_match)),
-        ("Origin", listed({name: count for name, count in coverage.by_origin.items() if name})),
+        ("Matched", _counted(coverage.by_match, _MATCHED, "no calls")),
+        ("Differences", _counted(coverage.by_origin, _CAUSES, "none beyond rounding")),
         ("Tensors", f"{coverage.tensors:,} pairs, {coverage.elementwise:,} of them element by element"),
         ("Replayed", plural(coverage.replayed, "call")),
     )
+
+
+def _counted(counts: dict[str, int], words: dict[str, str], none: str) -> str:
+    """Counts behind what their names mean, the largest first."""
+    pairs = sorted(counts.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{words.get(name, name)} {count:,}" for name, count in pairs if name and count) or none
 
 
 def listed(counts: dict[str, int]) -> str:
