@@ -162,6 +162,7 @@ def _merge(config: BridgeConfig, **given: Any) -> Request:
         window=window,
         selection=selection,
         ops=ops,
+        ops_of_config=not given["ops"],
         out=Path(given["out"]),
         force=given["force"],
         budget_bytes=given["budget_bytes"] if given["budget_bytes"] is not None else section.budget_bytes,

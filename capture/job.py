@@ -165,11 +165,23 @@ class Job:
         for op in self._request.ops:
             if not any(capture.find(pattern) for pattern in self._sites.get(op, (op,))):
                 names = {n for call in capture.calls for n in (call.op, call.module_class, call.module) if n}
+                if op in self._sites:
+                    # A name that is right needs no other: the run does without this kernel.
+                    sites = ", ".join(self._sites[op])
+                    hint = f"the kernel is known, and none of its sites ran ({sites}); is it in use?"
+                else:
+                    hint = near_misses(op, names.union(known_names()) - {op})
                 raise UsageError(
-                    f"--ops {op} matches no call of step {capture.manifest.step}; "
-                    f"{near_misses(op, names.union(known_names()))} "
+                    f"{self._origin(op)} {op} matches no call of step {capture.manifest.step}; {hint} "
                     f"{capture.path} was written with the digests of all {len(capture.calls)} calls"
                 )
+
+    def _origin(self, op: str) -> str:
+        """Where an entry of the request's ops was written."""
+        if not self._request.ops_of_config:
+            return "--ops"
+        entry = "ops" if op in self._config.capture.ops else "modules"
+        return f"{self._config.path or 'the config'}: [capture] {entry}"
 
 
 def _most_common(reasons: Iterable[str]) -> str | None:

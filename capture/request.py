@@ -33,6 +33,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     selection: Selection  #: its patterns are filled in when the kernels' sites are known
     ops: tuple[str, ...]  #: kernel names and globs
     out: Path
+    ops_of_config: bool = False  #: they are those of [capture], none were asked for
     force: bool = False
     budget_bytes: int | None = None
     trigger: str | None = None

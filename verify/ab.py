@@ -24,7 +24,7 @@ from bridge.verify.ab_sides import (
     without_clashes,
 )
 from bridge.verify.diff import diff_captures
-from bridge.verify.diff_document import DiffDocument, StepTrace, Suspect
+from bridge.verify.diff_document import DiffDocument, Mismatch, StepTrace, Suspect
 from bridge.verify.registry import known_names, load_spec
 from bridge.verify.runs import load_run
 from bridge.verify.verdict import Verdict
@@ -89,7 +89,11 @@ def ab_run(
     folders = out / "baseline", out / "candidate"
     for folder, settings in zip(folders, (sides.baseline, sides.candidate), strict=True):
         say(f"{folder.name}: running to step {at}, digests of every call")
-        capture_child(path, at, folder, settings, ["--tensors", "none"])
+        # Of every op: what [capture] ops names may well run on one side only.
+        capture_child(path, at, folder, settings, ["--tensors", "none", "--ops", "*"])
+    notes = (*sides.notes, *unmatched(loaded.capture.ops, folders))
+    for note in notes[len(sides.notes) :]:
+        say(f"{note.what}: {note.meaning}")
     document = diff_captures(*folders, allow_mismatch=True, command=command)
     new = new_names(*folders)
     swapped = swapped_kernels(new)
@@ -103,7 +107,7 @@ def ab_run(
                 capture_child(path, at, folder, settings, ["--tensors", "all", *globs])
         document = diff_captures(*folders, allow_mismatch=True, command=command)
     verdicts = verify_kernels((*dict.fromkeys((*swapped, *kernels)),), folders[1], sweep=sweep, say=say)
-    document = msgspec.structs.replace(document, mismatches=(*document.mismatches, *sides.notes))
+    document = msgspec.structs.replace(document, mismatches=(*document.mismatches, *notes))
     if sides.wanted and not new and document.outcome == "IDENTICAL":
         document = msgspec.structs.replace(document, summary=f"{document.summary}. {NO_EFFECT}")
     return combine(document, verdicts, traces)
@@ -185,6 +189,21 @@ def present(folder: Path, globs: Sequence[str]) -> tuple[str, ...]:
         if any(fnmatch.fnmatchcase(name, site) for site in sites for name in names):
             found.append(glob)
     return tuple(found)
+
+
+def unmatched(ops: Sequence[str], folders: tuple[Path, Path]) -> tuple[Mismatch, ...]:
+    """A note for each of [capture] ops that names no call of a run: to swap a module is what ab is for."""
+    there = [present(folder, ops) if ops else () for folder in folders]
+    notes = []
+    for op in ops:
+        lacking = [folder.name for folder, names in zip(folders, there, strict=True) if op not in names]
+        if lacking:
+            a, b = ("calls" if op in names else "none" for names in there)
+            where = " and of the ".join(lacking)
+            notes.append(
+                Mismatch(what="ops", a=a, b=b, meaning=f"[capture] ops {op} matches no call of the {where}")
+            )
+    return tuple(notes)
 
 
 def verify_kernels(names: Sequence[str], capture: Path, *, sweep: bool, say: Say) -> tuple[Verdict, ...]:

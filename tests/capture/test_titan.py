@@ -19,7 +19,7 @@ from bridge.capture.select import Selection
 from bridge.capture.steps import RunFacts, StepRecorder
 from bridge.capture.tracer import Tracer
 from bridge.capture.window import parse_window
-from bridge.config import BridgeConfig, TrainConfig
+from bridge.config import BridgeConfig, CaptureConfig, TrainConfig
 from bridge.errors import ConfigError, RunError, StepNotReachedError, UsageError
 
 titan = pytest.importorskip("torchtitan", reason="torchtitan is not installed")
@@ -246,6 +246,16 @@ def test_an_op_that_nothing_matches_names_near_misses_and_keeps_the_digests(tmp_
         run_capture(tmp_path, demo(tmp_path), 1, ops=["offset_rmsnrm"], say=said.append)
     assert "no kernel, module or module class is called 'offset_rmsnrm'" in " ".join(said)
     assert load_capture(tmp_path / "capture").complete
+
+
+def test_an_op_of_the_config_that_nothing_matches_is_said_to_be_the_configs(tmp_path: Path) -> None:
+    """A kernel that is known and not in use is no misspelling of itself."""
+    config = BridgeConfig(train=demo(tmp_path), capture=CaptureConfig(ops=("geglu",)), path="my.toml")
+    with pytest.raises(
+        UsageError, match=r"my.toml: \[capture\] ops geglu matches no call of step 1"
+    ) as refused:
+        capture_run(config, step=1, out=tmp_path / "capture")
+    assert "did you mean" not in str(refused.value) and "is it in use?" in str(refused.value)
 
 
 def test_a_resumed_run_keeps_its_step_numbers_and_its_checkpoints(tmp_path: Path) -> None:

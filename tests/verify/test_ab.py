@@ -212,8 +212,8 @@ def test_the_runs_are_child_processes_that_differ_in_settings_alone(
     document = ab.ab_run(file, overrides=["training.steps=3"], out=tmp_path / "out")
     assert document.outcome == "IDENTICAL" and document.kind == "ab"
     assert len(commands) == 2, "nothing differs, so nothing is run again for tensors"
-    assert commands[0][-2:] == ["--tensors", "none"]
-    assert commands[1][-4:] == ["--tensors", "none", "--set", "training.steps=3"]
+    assert commands[0][-4:] == ["--tensors", "none", "--ops", "*"]
+    assert commands[1][-6:] == ["--tensors", "none", "--ops", "*", "--set", "training.steps=3"]
 
 
 def test_an_override_that_replaced_nothing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -281,6 +281,24 @@ def test_overrides_are_checked_before_anything_runs(monkeypatch: pytest.MonkeyPa
         ab.ab_run(demo, overrides=["my.norm", "training.steps=3"], out=demo.parent / "out")
     (asked,) = commands
     assert asked[2] == "bridge.verify.ab_probe" and asked[-2:] == ['["my.norm"]', '{"training.steps":3}']
+
+
+def test_an_op_of_the_config_that_one_run_lacks_is_a_note(
+    monkeypatch: pytest.MonkeyPatch, demo: Path
+) -> None:
+    demo.write_text(demo.read_text() + '[capture]\nops = ["offset_rmsnorm", "aten::mm"]\n')
+    monkeypatch.setattr(ab, "ask", lambda *_: Probe())
+    monkeypatch.setattr(ab, "capture_child", lambda *_: None)
+    monkeypatch.setattr(ab, "new_names", lambda *_: set())
+    monkeypatch.setattr(ab, "present", lambda folder, ops: ops[1:] if folder.name == "candidate" else ops)
+    same = diff_captures(decoder(Options()).run("A"), decoder(Options()).run("B"))
+    monkeypatch.setattr(ab, "diff_captures", lambda *_, **__: same)
+    said: list[str] = []
+    document = ab.ab_run(demo, overrides=["my.norm"], out=demo.parent / "out", say=said.append)
+    (note,) = [note for note in document.mismatches if note.what == "ops"]
+    assert (note.a, note.b) == ("calls", "none")
+    assert note.meaning == "[capture] ops offset_rmsnorm matches no call of the candidate"
+    assert f"ops: {note.meaning}" in said
 
 
 def test_a_window_in_the_config_needs_a_step() -> None:
