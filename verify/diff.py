@@ -277,9 +277,8 @@ def _coverage(
     stored = [run.path for run, side in ((run_a, a), (run_b, b)) if side.writes.stored.any()]
     if stored and not elementwise and not (replays and replays.count):
         not_covered.append(
-            "no stored tensor was read, digests were compared: whether the stored bytes are intact is what "
-            + " and ".join(f"`bridge inspect --check {path}`" for path in stored)
-            + " says"
+            "no stored tensor was read, digests were compared; to check the stored bytes run "
+            + " and ".join(dict.fromkeys(f"`bridge inspect --check {path}`" for path in stored))
         )
     return Coverage(
         pairs=len(alignment),

@@ -56,7 +56,7 @@ def load_run(path: Path, label: str) -> Run:
     if not (path / MANIFEST).exists() and is_log(path):
         return Run(label=label, path=path, calls=read_log(path))
     if path.is_file():
-        _refuse_file(path, label)
+        _refuse_file(path)
     from bridge.capture.store import load_capture
     from bridge.capture.stored import stored_calls
 
@@ -66,16 +66,15 @@ def load_run(path: Path, label: str) -> Run:
     )
 
 
-def _refuse_file(path: Path, label: str) -> NoReturn:
+def _refuse_file(path: Path) -> NoReturn:
     """Raise for a file that is no activation log, saying which path would have done."""
     if (path.parent / MANIFEST).is_file():
         raise UsageError(
-            f"run {label} must be a capture folder, got the file {path} inside one; "
-            f"give the folder {path.parent}"
+            f"a capture is a folder, got the file {path} inside one; give the folder {path.parent}"
         )
     raise NotACaptureError(
-        f"run {label} must be a capture folder or an activation log, got the file {path}, which is neither: "
-        "a log of torchtitan's activation tracer (rank_0_activations.log) begins with "
+        f"{path} is neither a capture folder nor an activation log: a log of torchtitan's activation tracer "
+        "(rank_0_activations.log) begins with "
         '"Total captured activations: N"; what a run prints holds no activations, capture the run with '
         "`bridge capture`"
     )
