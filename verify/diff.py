@@ -35,6 +35,7 @@ from bridge.verify.diff_document import (
 from bridge.verify.diff_table import Rows, call_table, rows_of
 from bridge.verify.divergence import STANDARD_ERRORS, Divergence, diverge
 from bridge.verify.entered import batch_mismatch
+from bridge.verify.following import next_command
 from bridge.verify.intake import columns
 from bridge.verify.nonfinite import first_nonfinite
 from bridge.verify.overrides import read_overrides
@@ -180,12 +181,9 @@ def _suspects(
             maker = b.calls[int(outer[made[0]]) if outer[made[0]] >= 0 else made[0]] if made else call
         kernel = _kernel_of(maker.op, module_class)
         attribution = replays.of(finding.pair) if replays is not None else None
-        if kernel:
-            following = f"bridge verify --op {kernel} --from {run_b.path}"
-        elif run_b.capture is not None:
-            following = f"bridge scan --from {run_b.path} --ops '{call.key}'"
-        else:
-            following = "capture this step with `bridge capture` for tensors to judge"
+        following = next_command(
+            run_b.path, kernel=kernel, suspect=call, maker=maker, stored=run_b.capture is not None
+        )
         suspects.append(
             Suspect(
                 row=row,
