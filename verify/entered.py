@@ -89,9 +89,9 @@ def batch_mismatch(a: Columns, b: Columns, tokens_differ: bool) -> Mismatch | No
     """What differs in the data of the step: the sizes of what the model was given, or its values."""
     given = _given(a), _given(b)
     # A mask that only one of the runs is given is code, not data.
-    both = [name for name in given[0] if name in given[1]]
-    if any(given[0][name] != given[1][name] for name in both):
-        said = [", ".join("x".join(map(str, each[name])) for name in both) for each in given]
+    other = [name for name, shape in given[0].items() if given[1].get(name, shape) != shape]
+    if other:
+        said = [", ".join(dict.fromkeys("x".join(map(str, each[name])) for name in other)) for each in given]
         return Mismatch(
             what="batch", a=said[0], b=said[1], meaning="the runs saw batches of other sizes in this step"
         )

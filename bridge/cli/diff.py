@@ -26,7 +26,8 @@ def command(a: Path, b: Path, **options: Any) -> int:
     """Compare two captures of one step: baseline A, candidate B.
 
     Either may be an activation log of torchtitan (a file, or the folder of all ranks). Exits 0 when the runs
-    agree within rounding, 1 when they part, 3 when nothing could be compared or the step cannot tell.
+    agree within rounding, 1 when they part, 3 when nothing could be compared or the step cannot tell: a
+    capture is incomplete, or the batches have other sizes.
 
     \b
     bridge diff baseline/ kernel/

@@ -234,9 +234,10 @@ def nonfinite_line(item: NonFinite) -> tuple[str, str]:
 
 def _matching(document: DiffDocument) -> tuple[tuple[str, str], ...]:
     coverage = document.coverage
+    untraced = "none traced to a call" if coverage.by_status.get("differs") else "none beyond rounding"
     return (
         ("Matched", _counted(coverage.by_match, _MATCHED, "no calls")),
-        ("Differences", _counted(coverage.by_origin, _CAUSES, "none beyond rounding")),
+        ("Differences", _counted(coverage.by_origin, _CAUSES, untraced)),
         ("Tensors", f"{coverage.tensors:,} pairs, {coverage.elementwise:,} of them element by element"),
         ("Replayed", plural(coverage.replayed, "call")),
     )

@@ -202,9 +202,9 @@ def test_an_input_that_only_one_run_is_given_is_no_other_data() -> None:
 def test_other_sizes_lead_and_no_replacement_of_an_op_is_named() -> None:
     def run(rows: int, eps: float) -> Recorder:
         recorder = decoder(Options(eps=eps))
-        made = recorder.record("0", torch.ones(rows, 8))
+        given = tuple(recorder.record(name, torch.ones(rows, 8)) for name in ("tokens", "positions"))
         recorder.calls.insert(
-            0, Call(index=999, key="<root>", kind="module", op="Model", step=1, inputs=(made,))
+            0, Call(index=999, key="<root>", kind="module", op="Model", step=1, inputs=given)
         )
         return recorder
 
@@ -253,6 +253,8 @@ def test_stored_tensors_that_were_not_read_are_not_covered() -> None:
     (said,) = [text for text in document.coverage.not_covered if "no stored tensor was read" in text]
     assert "bridge inspect --check /nowhere/A" in said and "bridge inspect --check /nowhere/B" in said
     assert not any("stored tensor" in text for text in diff(Options(), Options()).coverage.not_covered)
+    said_of = diff(options, options, replay=False).coverage.not_covered
+    assert "no call was replayed" in said_of
 
 
 def test_calls_with_one_stored_tensor_count_as_with_tensors() -> None:

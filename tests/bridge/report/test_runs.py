@@ -184,6 +184,15 @@ def test_names() -> None:
     assert layer_of("") == ("(root)", "")
 
 
+def test_differences_without_a_cause_are_not_called_rounding(
+    diverged: DiffDocument, rounded: DiffDocument
+) -> None:
+    coverage = msgspec.structs.replace(diverged.coverage, by_origin={})
+    unclear = msgspec.structs.replace(diverged, outcome="INCONCLUSIVE", suspects=(), coverage=coverage)
+    assert dict(build_diff_view(unclear).matching)["Differences"] == "none traced to a call"
+    assert dict(build_diff_view(rounded).matching)["Differences"] == "none beyond rounding"
+
+
 def test_a_moved_call_shows_both_keys(diverged: DiffDocument) -> None:
     row = call_row(diverged.table, 40)
     assert row.key == f"{row.key_b} (A: {row.key_a})"
