@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from bridge.capture.writer import RankWriter
 
 log = logging.getLogger("bridge.capture")
 _BATCH = 256
+#: Seconds after which records go to disk however few they are: a killed process leaves what is there.
+_LONGEST_WAIT = 0.25
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class Recorder:
         self._counters: dict[str, int] = {}
         self._keys: dict[str, int] = {}
         self._batch: list[Call] = []
+        self._flush_by = time.monotonic() + _LONGEST_WAIT
         self.emitted: set[int] = set()  #: indices of calls that were written, once or again
 
     def problem(self, what: str, error: BaseException) -> None:
@@ -268,11 +272,12 @@ class Recorder:
         """Hand a call to the writer, in batches."""
         self._batch.append(call)
         self.emitted.add(call.index)
-        if len(self._batch) >= _BATCH:
+        if len(self._batch) >= _BATCH or time.monotonic() > self._flush_by:
             self.flush()
 
     def flush(self) -> None:
         """Hand everything known so far to the writer."""
+        self._flush_by = time.monotonic() + _LONGEST_WAIT
         if self._batch:
             self._writer.put_calls(self._batch)
             self._batch = []

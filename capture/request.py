@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,20 +75,20 @@ class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):
             f"  {name} {value:.6g}" for name, value in self.metrics.items() if value is not None
         )
         lines = [f"{self.path}/  step {self.step}{metrics}"]
+        folder = shlex.quote(f"{self.path}/")  # as a shell takes it
         kept = f"{self.calls_with_tensors:,} with tensors, {size(self.stored_bytes)}"
         lines.append(f"  {self.calls:,} calls, {kept}")
         if self.trigger is not None:
             lines.append(f"  kept because {self.trigger}")
         if self.dropped:
             why = f" ({self.dropped_because})" if self.dropped_because else ""
-            lines.append(
-                f"  {self.dropped} tensors were dropped{why}; `bridge inspect {self.path}` lists them"
-            )
+            shown = shlex.quote(str(self.path))
+            lines.append(f"  {self.dropped} tensors were dropped{why}; `bridge inspect {shown}` lists them")
         lines += [f"  problem: {problem}" for problem in self.problems]
         if self.kernels and self.calls_with_tensors:
-            lines.append(f"next: bridge verify --op {self.kernels[0]} --from {self.path}/")
+            lines.append(f"next: bridge verify --op {self.kernels[0]} --from {folder}")
         elif 2 * self.calls_with_tensors > self.calls:
-            lines.append(f"next: bridge scan --from {self.path}/")
+            lines.append(f"next: bridge scan --from {folder}")
         else:
-            lines.append(f"next: bridge inspect {self.path}/")
+            lines.append(f"next: bridge inspect {folder}")
         return "\n".join(lines)

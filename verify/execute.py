@@ -90,7 +90,11 @@ def run(
         v.detach().requires_grad_(i in wanted and v.is_floating_point()) for i, v in enumerate(values)
     )
     with context if context is not None else nullcontext(), torch.enable_grad():
-        outputs = split(function(*leaves, **case.attrs), len(spec.outputs))
+        try:
+            outputs = split(function(*leaves, **case.attrs), len(spec.outputs))
+        except SystemExit as error:
+            # As any other exception of a kernel: it must not end the judgement.
+            raise RuntimeError(f"it calls sys.exit({error.code!r})") from error
         if isinstance(outputs, str):
             return outputs
         result = Result(outputs={n: o.detach() for n, o in zip(spec.outputs, outputs, strict=True)})

@@ -52,11 +52,23 @@ def sentence(name: str, outcome: Outcome, judged: Sequence[JudgedCase], diagnosi
 def _limited(judged: Sequence[JudgedCase]) -> str:
     """How many of the cases passed with limitations only; a PASS must not hide them."""
     count = sum(any(t.verdict == "PASS WITH LIMITATIONS" for t in j.tensors) for j in judged)
+    over = sum(any(t.verdict == "PASS" and _over(t) for t in j.tensors) for j in judged)
+    if over and not count:
+        return f"; on {over} of them the gate alone is over, and the noise budget, which is kept, decides"
     if not count:
         return ", within the declared gate and every companion check"
     return (
         f"; on {count} of them a tensor is too ill-conditioned for the gate and was held against the noise "
         "envelope (see not covered)"
+    )
+
+
+def _over(tensor: TensorVerdict) -> bool:
+    return (
+        tensor.gate_valid
+        and tensor.target_error is not None
+        and tensor.threshold is not None
+        and tensor.target_error > tensor.threshold
     )
 
 

@@ -18,6 +18,7 @@ import click
 
 from bridge import errors
 from bridge._version import __version__
+from bridge.cli._signals import ending_signals_interrupt
 
 #: verb -> one line for `bridge --help`, so that help imports no verb.
 VERBS = {
@@ -92,10 +93,14 @@ def cli(ctx: click.Context) -> None:
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; nothing else decides one."""
     try:
-        result: Any = cli.main(args=argv, prog_name="bridge", standalone_mode=False)
+        with ending_signals_interrupt():
+            result: Any = cli.main(args=argv, prog_name="bridge", standalone_mode=False)
         return result if isinstance(result, int) else errors.EXIT_OK
     except errors.BridgeError as error:
         return _say(error, error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return errors.EXIT_USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         where = f" (see `{context.command_path} --help`)" if context is not None else ""
@@ -114,7 +119,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno in _FULL:
             what = f"{error.filename or 'the output'} cannot be written: {error.strerror}"
             return _say(error, errors.EXIT_USAGE, text=f"{what}; free some space, or write elsewhere")
-        text = f"internal error: {type(error).__name__}: {error}. Please report it with BRIDGE_DEBUG=1."
+        what = f"internal error: {type(error).__name__}: {error}"
+        text = f"{what}. Please report it, with what BRIDGE_DEBUG=1 shows."
         return _say(error, errors.EXIT_INTERNAL, text=text)
 
 

@@ -13,7 +13,6 @@ from typing import Any, TextIO
 import click
 
 from bridge import errors
-from bridge.cli._signals import ending_signals_interrupt
 
 
 class Progress:
@@ -217,7 +216,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     budget = options["max_bytes"]
     progress = Progress(sys.stderr)
     quiet = contextlib.redirect_stdout(sys.stderr) if options["as_json"] else contextlib.nullcontext()
-    with quiet, ending_signals_interrupt(), progress:
+    with quiet, progress:
         result = capture_run(
             config,
             step=options["step"],

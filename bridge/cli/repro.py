@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -46,5 +47,8 @@ def command(document: Path, out: Path, tensor: str | None, case: str | None, bud
     for label, shapes in (("from", made.before), ("to", made.after)):
         click.echo(f"{label:<6} {' '.join(str(shape) for shape in shapes)}")
     click.echo(f"{'tries':<6} {made.tries}")
-    click.echo(f"run    python {made.folder / 'repro.py'}\ntest   pytest {made.folder / 'test_repro.py'}")
+    click.echo(
+        f"run    python {quote(str(made.folder / 'repro.py'))}\n"
+        f"test   pytest {quote(str(made.folder / 'test_repro.py'))}"
+    )
     return 0

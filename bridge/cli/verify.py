@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ def _shapes(
 ) -> tuple[tuple[int, ...], ...]:
     shapes = []
     for value in values:
-        parts = value.replace(",", "x").strip("()x ").split("x")
-        if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        parts = re.fullmatch(r"\(?\s*(\d+(?:\s*[x,]\s*\d+)*)\s*,?\s*\)?", value)
+        sizes = tuple(int(part) for part in re.findall(r"\d+", parts[1])) if parts is not None else ()
+        if not sizes or 0 in sizes:
             raise errors.UsageError(f"--shape must be sizes such as 8x5120, got {value!r}")
-        shapes.append(tuple(int(part) for part in parts))
+        shapes.append(sizes)
     return tuple(shapes)
 
 

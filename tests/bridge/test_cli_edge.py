@@ -86,6 +86,11 @@ def test_an_unknown_verb_lists_near_misses(capsys: pytest.CaptureFixture[str]) -
     assert "did you mean verify" in capsys.readouterr().err
 
 
+def test_without_a_verb_the_help_is_shown_as_it_is_laid_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == 2
+    assert "\nCommands:\n  capture" in capsys.readouterr().err
+
+
 def test_an_unknown_option_points_at_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["env", "--jsn"]) == 2
     err = capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -268,7 +269,12 @@ def test_a_crash_while_tile_sizes_are_looked_for_is_found_in_its_case(kernel: Pa
     assert any("died while they were planned" in text for text in document["coverage"]["not_covered"])
 
 
-def test_an_interrupted_run_exits_130_and_leaves_its_declaration(kernel: Path, folder: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_exits_130_and_leaves_its_declaration(
+    how: signal.Signals, kernel: Path, folder: Path
+) -> None:
+    temporary = folder / "tmp"
+    temporary.mkdir()
     kernel.write_text(
         KERNEL.replace("    return Scale.apply(x, weight)", "    import time; time.sleep(1000)")
     )
@@ -277,18 +283,25 @@ def test_an_interrupted_run_exits_130_and_leaves_its_declaration(kernel: Path, f
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
     declaration = folder / "verdict.declared.json"
     while not declaration.exists():
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     assert process.wait() == 130
+    assert not list(temporary.glob("bridge-*"))
     assert "interrupted" in process.communicate()[1]
     declared = json.loads(declaration.read_text())
     assert declared["constants"]["fudge_factor"] == 2.0 and "(4, 16) float32" in declared["input_digests"]
     assert len(declared["provenance"]["kernel_sha256"]) == 64
     assert not (folder / "verdict.json").exists()
+
+
+def test_a_kernel_that_exits_is_named(capfd: pytest.CaptureFixture[str], kernel: Path) -> None:
+    kernel.write_text(KERNEL.replace("    return Scale.apply(x, weight)", "    raise SystemExit(0)"))
+    assert "calls sys.exit(0)" in refused(capfd, "--kernel", kernel)
 
 
 def test_unknown_ops_and_nothing_to_judge(capfd: pytest.CaptureFixture[str], kernel: Path) -> None:
@@ -299,6 +312,7 @@ def test_unknown_ops_and_nothing_to_judge(capfd: pytest.CaptureFixture[str], ker
     assert "--fudge-factor must be" in refused(capfd, "--kernel", kernel, "--fudge-factor", "0.5")
     assert "leave out --jobs" in refused(capfd, "--kernel", kernel, "--jobs", "2")
     assert "--shape must be sizes" in refused(capfd, "--kernel", kernel, "--shape", "axb")
+    assert "--shape must be sizes" in refused(capfd, "--kernel", kernel, "--shape", "3x")
     assert "--op 'nope'" in refused(capfd, "--kernel", kernel, "--op", "nope")
 
 

@@ -73,6 +73,21 @@ def test_a_killed_process_leaves_what_it_wrote(how: signal.Signals, tmp_path: Pa
     assert load_capture(tracer.finish()).complete
 
 
+def test_few_calls_reach_the_disk_before_the_step_ends(tmp_path: Path) -> None:
+    tracer = Tracer(None, out=tmp_path / "c", step=1)
+    with tracer:
+        x = torch.ones(2) + 1
+        time.sleep(0.3)
+        x = x + 1
+        deadline = time.monotonic() + 30
+        while (
+            not (tmp_path / "c" / "rank_00000" / "calls.jsonl").stat().st_size and time.monotonic() < deadline
+        ):
+            time.sleep(0.02)
+        assert 2 <= len(load_capture(tmp_path / "c").calls) <= 3
+    tracer.finish()
+
+
 @pytest.mark.parametrize("reserve", [0, workers_module.DISK_RESERVE])
 def test_a_full_disk(reserve: int, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "DISK_RESERVE", reserve)

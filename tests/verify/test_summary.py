@@ -68,6 +68,12 @@ def test_a_pass_with_limited_added_cases_says_so_and_stays_a_pass() -> None:
     assert "every companion" in sentence("norm", "PASS", judged[:1], None)
 
 
+def test_a_pass_by_the_noise_budget_alone_does_not_claim_the_gate() -> None:
+    over = _tensor("y", "PASS", target_error=1.2, threshold=1.0, gate_valid=True)
+    text = sentence("norm", "PASS", [_case("declared", "declared", over)], None)
+    assert "on 1 of them the gate alone is over" in text and "within the declared gate" not in text
+
+
 def test_a_tensor_that_no_own_case_judged_properly_limits_the_whole() -> None:
     judged = [_case("declared", "declared", _tensor("y", "PASS WITH LIMITATIONS", reason="gate not valid"))]
     assert overall(judged) == "PASS WITH LIMITATIONS"
