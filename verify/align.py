@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bridge.errors import UsageError, near_misses
 from bridge.verify.columns import KINDS, Bools, Columns, Floats, Ints, combined_hash, inner_calls
 from bridge.verify.diff_document import MATCH_KINDS, MatchKind
+from bridge.verify.overrides import override_places
 
 #: Cells of one alignment table; above it only equal digests pair what is left in the group.
 MAX_CELLS = 20_000_000
@@ -98,16 +98,8 @@ def align(a: Columns, b: Columns, overrides: dict[str, str] | None = None) -> Al
 
 
 def _by_override(pairing: _Pairing, overrides: dict[str, str]) -> None:
-    for key_a, key_b in overrides.items():
-        found = []
-        for side, key, columns in (("A", key_a, pairing.a), ("B", key_b, pairing.b)):
-            at = [position for position, call in enumerate(columns.calls) if call.key == key]
-            if not at:
-                hint = near_misses(key, [call.key for call in columns.calls][:20000])
-                raise UsageError(f"--overrides names {key!r}, which run {side} does not have; {hint}")
-            found.append(at)
-        for at_a, at_b in zip(*found, strict=False):
-            pairing.pair(np.array([at_a]), np.array([at_b]), "override")
+    for at_a, at_b in override_places(overrides, pairing.a.calls, pairing.b.calls):
+        pairing.pair(np.array([at_a]), np.array([at_b]), "override")
 
 
 def _groups(a: Columns, b: Columns) -> tuple[Ints, Ints]:
@@ -180,11 +172,33 @@ def _align_group(pairing: _Pairing, at_a: Ints, at_b: Ints) -> None:
         and bool((a.op[at_a] == b.op[at_b]).all())
         and bool((a.signature[at_a] == b.signature[at_b]).all())
     )
+    ordered = len(at_a)
     if not same:
         chosen = _in_order(_scores(pairing, at_a, at_b), pairing, at_a, at_b)
-        at_a, at_b = at_a[chosen[0]], at_b[chosen[1]]
+        ordered = len(chosen[0])
+        more_a, more_b = _crossing(pairing, np.delete(at_a, chosen[0]), np.delete(at_b, chosen[1]))
+        at_a, at_b = np.append(at_a[chosen[0]], more_a), np.append(at_b[chosen[1]], more_b)
     at_b = _refined(pairing, at_a, at_b)
+    # What no order pairs is paired here only by equal inputs; the rest is left to the later passes.
+    left, right = pairing.in_a[at_a], pairing.in_b[at_b]
+    keep = (np.arange(len(at_a)) < ordered) | ((left == right) & (left != 0))
+    at_a, at_b = at_a[keep], at_b[keep]
     pairing.pair(at_a, at_b, pairing.keyed(at_a, at_b))
+
+
+def _crossing(pairing: _Pairing, at_a: Ints, at_b: Ints) -> tuple[Ints, Ints]:
+    """Calls of one place that changed places with others: of one op and signature, in order."""
+    a, b = pairing.a, pairing.b
+    waiting: dict[tuple[int, int], list[int]] = {}
+    for call in at_b.tolist():
+        waiting.setdefault((int(b.op[call]), int(b.signature[call])), []).append(call)
+    found = []
+    for call in at_a.tolist():
+        others = waiting.get((int(a.op[call]), int(a.signature[call])))
+        if others:
+            found.append((call, others.pop(0)))
+    pairs = np.array(found, np.int64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
 
 
 def _scores(pairing: _Pairing, at_a: Ints, at_b: Ints) -> Floats:

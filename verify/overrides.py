@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from bridge.errors import UsageError
+from bridge.capture.record import Call
+from bridge.errors import UsageError, near_misses
 
 
 def read_overrides(path: Path) -> dict[str, str]:
@@ -34,3 +36,27 @@ def read_overrides(path: Path) -> dict[str, str]:
             )
         pairs[cells[0]] = cells[1]
     return pairs
+
+
+def override_places(
+    overrides: Mapping[str, str], a: Iterable[Call], b: Iterable[Call]
+) -> list[tuple[int, int]]:
+    """Positions of the calls of two runs that overrides pair, by key of A and of B, in order.
+
+    Raises:
+        UsageError: a key that its run does not have.
+    """
+    if not overrides:
+        return []
+    keys = {"A": [call.key for call in a], "B": [call.key for call in b]}
+    found: list[tuple[int, int]] = []
+    for names in overrides.items():
+        places = []
+        for (side, own), name in zip(keys.items(), names, strict=True):
+            at = [position for position, key in enumerate(own) if key == name]
+            if not at:
+                hint = near_misses(name, own[:20000])
+                raise UsageError(f"--overrides names {name!r}, which run {side} does not have; {hint}")
+            places.append(at)
+        found += zip(*places, strict=False)
+    return found

@@ -104,6 +104,15 @@ def test_reordered_unrelated_calls_keep_their_partners(calls: list[Call], random
         assert len(equal) == len(calls)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 3, 2, 5, 4), (1, 0, 3, 2, 5, 4), (0, 1, 3, 5, 2, 4)])
+@pytest.mark.parametrize("odd", range(6))
+def test_a_call_of_another_shape_may_move_past_the_others(order: tuple[int, ...], odd: int) -> None:
+    shapes = [(4,) if place == odd else (2, 2) for place in range(6)]
+    calls = [a_call(i, "norm", OPS[0], shapes[i], 100 * i, f"norm/op_{i}_mm", "forward") for i in range(6)]
+    moved = [msgspec.structs.replace(calls[place], index=at) for at, place in enumerate(order)]
+    assert pairs(aligned(calls, moved)) == {(place, at) for at, place in enumerate(order)}
+
+
 @settings(max_examples=60, deadline=None)
 @given(runs(), runs())
 def test_swapping_the_sides_swaps_the_pairs(a: list[Call], b: list[Call]) -> None:
