@@ -83,9 +83,8 @@ def align(a: Columns, b: Columns, overrides: dict[str, str] | None = None) -> Al
     _left_over(pairing)
     _at_boundary(pairing, group_a, group_b)
     at_a = np.flatnonzero(pairing.partner_a >= 0)
+    at_a = at_a[np.argsort(at_a + pairing.partner_a[at_a], kind="stable")]
     at_b = pairing.partner_a[at_a]
-    order = np.argsort(at_b + at_a, kind="stable")
-    at_a, at_b = at_a[order], at_b[order]
     number = {int(call): pair for pair, call in enumerate(at_a)}
     return Alignment(
         a=at_a,
@@ -103,7 +102,7 @@ def _by_override(pairing: _Pairing, overrides: dict[str, str]) -> None:
 
 
 def _groups(a: Columns, b: Columns) -> tuple[Ints, Ints]:
-    """Number of each call's place; ranks and steps count by their order, so two single steps compare."""
+    """Number of each call's place; ranks and steps count by their order: two single steps compare."""
     return _numbered(a, b, lambda columns: (columns.phase, columns.module, columns.kind == _MODULE))
 
 
@@ -180,8 +179,8 @@ def _align_group(pairing: _Pairing, at_a: Ints, at_b: Ints) -> None:
         at_a, at_b = np.append(at_a[chosen[0]], more_a), np.append(at_b[chosen[1]], more_b)
     at_b = _refined(pairing, at_a, at_b)
     # What no order pairs is paired here only by equal inputs; the rest is left to the later passes.
-    left, right = pairing.in_a[at_a], pairing.in_b[at_b]
-    keep = (np.arange(len(at_a)) < ordered) | ((left == right) & (left != 0))
+    equal = (pairing.in_a[at_a] == pairing.in_b[at_b]) & (pairing.in_a[at_a] != 0)
+    keep = (np.arange(len(at_a)) < ordered) | equal
     at_a, at_b = at_a[keep], at_b[keep]
     pairing.pair(at_a, at_b, pairing.keyed(at_a, at_b))
 
