@@ -19,7 +19,9 @@ This module imports nothing outside the standard library.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
+from typing import TypeGuard
 
 EXIT_OK = 0
 EXIT_FAIL = 1
@@ -95,3 +97,8 @@ def brief(error: object, *, limit: int = 240) -> str:
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]} ... {text[-limit // 2 :]}"
+
+
+def no_space(error: BaseException) -> TypeGuard[OSError]:
+    """The disk is full, or its quota used up: no fault of ours."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -6,7 +6,6 @@ written is bounded: `put_blob` blocks while all chunks are in use.
 
 from __future__ import annotations
 
-import errno
 import logging
 import queue
 import shutil
@@ -26,6 +25,7 @@ from bridge.capture.record import DISK_FULL, Call, Digest, Dropped, RankFiles, S
 from bridge.capture.request import size
 from bridge.capture.shards import BlobLine
 from bridge.capture.workers import Workers, thread_count
+from bridge.errors import no_space
 
 log = logging.getLogger("bridge.capture")
 
@@ -197,7 +197,7 @@ class RankWriter:
     def failed(self, what: str, error: Exception) -> None:
         """Note a problem once."""
         text = f"{what}: {type(error).__name__}: {error}"
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if no_space(error):
             self.problem_codes[text] = DISK_FULL
         if text not in self.problems:
             self.problems.append(text)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bridge.verify.case import Case
 from bridge.verify.execute import run
-from bridge.verify.formulas import FORMULAS
+from bridge.verify.formulas import spelled_out
 from bridge.verify.golden import plain_math
 from bridge.verify.noise import is_exact
 from bridge.verify.spec import KernelSpec
@@ -45,12 +45,9 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        formula = FORMULAS.get(func)
-        if formula is not None:
-            with self:
-                out = formula(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
+        spelled = spelled_out(self, func, args, kwargs)
+        if spelled is not NotImplemented:
+            return spelled
         out = func(*args, **kwargs)
         if func.is_view:
             return out

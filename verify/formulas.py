@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
@@ -128,3 +129,12 @@ for _op in (
     aten.nll_loss_backward.default,
 ):
     FORMULAS |= _safe(_op)
+
+
+def spelled_out(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Result of a composed operator run as its formula with `mode` on; NotImplemented where it has none."""
+    formula = FORMULAS.get(func)
+    if formula is None:
+        return NotImplemented
+    with mode:
+        return formula(*args, **kwargs)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bridge.verify.case import Case
 from bridge.verify.execute import Result
-from bridge.verify.formulas import FORMULAS
+from bridge.verify.formulas import spelled_out
 from bridge.verify.golden import run_golden
 from bridge.verify.spec import KernelSpec
 from bridge.verify.ulp import ulp_of
@@ -96,12 +96,9 @@ class _Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        formula = FORMULAS.get(func)
-        if formula is not None:
-            with self:
-                out = formula(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
+        spelled = spelled_out(self, func, args, kwargs)
+        if spelled is not NotImplemented:
+            return spelled
         name = str(func.name()).removeprefix("aten::").split(".")[0]
         if name in ("sum", "mean") and args[0].is_floating_point() and args[0].ndim:
             return self._sum(func, name, args, kwargs)

@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from bridge.verify.formulas import FORMULAS
+from bridge.verify.formulas import spelled_out
 from bridge.verify.golden import plain_math
 from bridge.verify.rounding import running_sum_noise
 from bridge.verify.ulp import is_low, ulp_of, unit_roundoff
@@ -84,12 +84,9 @@ class Noisy(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        formula = FORMULAS.get(func)
-        if formula is not None:
-            with self:
-                out = formula(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
+        spelled = spelled_out(self, func, args, kwargs)
+        if spelled is not NotImplemented:
+            return spelled
         exact = is_exact(func)
         if self._stable and not exact:
             args = tree_map(self._jittered, args)

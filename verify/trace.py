@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from bridge.verify.case import Case
 from bridge.verify.execute import Result, copy_with_layout, run
-from bridge.verify.formulas import FORMULAS
+from bridge.verify.formulas import spelled_out
 from bridge.verify.golden import plain_math
 from bridge.verify.noise import is_exact
 from bridge.verify.spec import KernelSpec
@@ -91,12 +91,10 @@ class Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        formula = FORMULAS.get(func)
-        if formula is not None and not self._whole(func):
-            with self:
-                out = formula(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
+        if not self._whole(func):
+            spelled = spelled_out(self, func, args, kwargs)
+            if spelled is not NotImplemented:
+                return spelled
         self._number += 1
         number = self._number
         if self.backward and self._replacement:

@@ -6,7 +6,6 @@ library function and prints. Nothing here imports torch.
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import sys
@@ -33,9 +32,6 @@ VERBS = {
     "recheck": "Judge a stored verdict again, under other constants or anew.",
     "env": "Print versions and devices, for a bug report.",
 }
-
-#: The disk, or its quota: not an error of ours.
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 EPILOG = """\b
 Exit codes
@@ -116,7 +112,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.EXIT_OK
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _FULL:
+        if errors.no_space(error):
             what = f"{error.filename or 'the output'} cannot be written: {error.strerror}"
             return _say(error, errors.EXIT_USAGE, text=f"{what}; free some space, or write elsewhere")
         what = f"internal error: {type(error).__name__}: {error}"

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from bridge.cli._compared import output_options, publish_diff
-from bridge.cli._signals import ending_signals_interrupt
 
 _PATH = click.Path(path_type=Path)
 
@@ -48,17 +47,16 @@ def command(**options: Any) -> int:
     """
     from bridge.verify.ab import ab_run
 
-    with ending_signals_interrupt():
-        document = ab_run(
-            options["config"],
-            overrides=options["overrides"],
-            step=options["step"],
-            find_step=options["find_step"],
-            last_step=options["last_step"],
-            out=options["out"],
-            kernels=options["kernels"],
-            sweep=options["sweep"],
-            command=("bridge", *sys.argv[1:]),
-            say=lambda text: click.echo(f"bridge: {text}", err=True),
-        )
+    document = ab_run(
+        options["config"],
+        overrides=options["overrides"],
+        step=options["step"],
+        find_step=options["find_step"],
+        last_step=options["last_step"],
+        out=options["out"],
+        kernels=options["kernels"],
+        sweep=options["sweep"],
+        command=("bridge", *sys.argv[1:]),
+        say=lambda text: click.echo(f"bridge: {text}", err=True),
+    )
     return publish_diff(document, options)
