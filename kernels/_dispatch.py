@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from typing import Literal
 
 import torch
+from torch.autograd import forward_ad
 
 from bridge.errors import KernelError, UsageError
 
@@ -19,21 +21,36 @@ class KernelFallbackWarning(UserWarning):
     """An operator ran its eager formula because the kernel cannot serve these tensors."""
 
 
-def unsupported(*tensors: torch.Tensor, missing: str | None, interpreted: bool) -> str | None:
+def unsupported(
+    *tensors: torch.Tensor, missing: str | None, interpreted: bool, indices: Sequence[torch.Tensor] = ()
+) -> str | None:
     """Why no kernel can run on `tensors`, in words, or None when one can.
 
     missing: why the kernel module did not import, or None. interpreted: kernels run on the CPU interpreter.
+    indices: integer tensors that the kernel reads too.
     """
     if missing is not None:
         return f"triton is not available ({missing})"
-    for tensor in tensors:
+    for tensor in (*tensors, *indices):
         if not interpreted and not tensor.is_cuda:
             return f"a compiled kernel needs CUDA, got {tensor.device}; TRITON_INTERPRET=1 runs it on the CPU"
         if tensor.device != tensors[0].device:
             return f"tensors must share one device, got {tensors[0].device} and {tensor.device}"
+        if type(tensor).__name__ == "DTensor":
+            return "a kernel needs plain tensors, got a DTensor; the overrides hand over its local shards"
+    for tensor in tensors:
         if tensor.dtype not in FLOATS:
             return f"dtype must be float16, bfloat16 or float32, got {tensor.dtype}"
+        if _has_tangent(tensor):
+            return "a kernel has no forward-mode derivative, and a tensor has a tangent"
     return None
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    """Whether forward-mode derivatives are asked for; an op without a formula drops them silently."""
+    if torch.compiler.is_compiling():
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def choose(name: str, backend: Backend, reason: str | None) -> bool:

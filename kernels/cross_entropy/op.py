@@ -41,11 +41,12 @@ def cross_entropy(
         fp32; `[...]` for "none", a scalar otherwise.
 
     Raises:
-        UsageError: shapes, dtypes or options do not fit.
+        UsageError: shapes, dtypes or options do not fit, or there is no class.
     """
-    if logits.ndim == 0 or target.shape != logits.shape[:-1] or target.dtype != torch.int64:
+    fits = logits.ndim > 0 and target.shape == logits.shape[:-1] and logits.shape[-1] > 0
+    if not fits or target.dtype != torch.int64:
         raise UsageError(
-            f"cross_entropy needs int64 target [...] for logits [..., classes], "
+            f"cross_entropy needs int64 target [...] for logits [..., classes >= 1], "
             f"got logits {tuple(logits.shape)} and target {tuple(target.shape)} {target.dtype}"
         )
     if reduction not in REDUCTIONS or not 0.0 <= label_smoothing <= 1.0:
@@ -53,7 +54,7 @@ def cross_entropy(
             f"cross_entropy needs reduction among {', '.join(REDUCTIONS)} and label_smoothing in [0, 1], "
             f"got {reduction!r} and {label_smoothing!r}"
         )
-    if not choose("cross_entropy", backend, _reason(logits)):
+    if not choose("cross_entropy", backend, _reason(logits, target)):
         return reference(
             logits,
             target,
@@ -73,5 +74,6 @@ def uses_kernel(logits: torch.Tensor) -> bool:
     return _reason(logits) is None
 
 
-def _reason(logits: torch.Tensor) -> str | None:
-    return unsupported(logits, missing=_missing, interpreted=_missing is None and kernel.INTERPRETED)
+def _reason(logits: torch.Tensor, *target: torch.Tensor) -> str | None:
+    interpreted = _missing is None and kernel.INTERPRETED
+    return unsupported(logits, missing=_missing, interpreted=interpreted, indices=target)

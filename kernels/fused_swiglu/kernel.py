@@ -23,9 +23,9 @@ def swiglu_forward_kernel(
 ):  # fmt: skip
     """One tile of y, which is contiguous."""
     PRECISE: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
-    # A row offset can pass 2^31 elements.
+    # The offset of a row can pass 2^31 elements, and so can that of a column in a transposed matrix.
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)[:, None]
-    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[None, :]
     inside = (row < rows) & (column < columns)
     gate = read(gate_ptr + row * gate_row + column * gate_column, inside, PRECISE)
     up = read(up_ptr + row * up_row + column * up_column, inside, PRECISE)
@@ -42,7 +42,7 @@ def swiglu_backward_kernel(
     """One tile of grad_gate and grad_up, both contiguous."""
     PRECISE: tl.constexpr = grad_gate_ptr.dtype.element_ty == tl.float32
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)[:, None]
-    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[None, :]
     inside = (row < rows) & (column < columns)
     grad = read(grad_ptr + row * grad_row + column * grad_column, inside, PRECISE)
     gate = read(gate_ptr + row * gate_row + column * gate_column, inside, PRECISE)

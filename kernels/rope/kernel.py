@@ -33,11 +33,11 @@ def rope_kernel(
 ):  # fmt: skip
     """One tile of rows; y is contiguous."""
     PRECISE: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
-    # An offset can pass 2^31 elements.
+    # An offset can pass 2^31 elements, that of a column too where x is transposed.
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
     token = row // heads
     position = tl.load(positions_ptr + token, mask=row < rows, other=0)
-    pair = tl.arange(0, BLOCK)
+    pair = tl.arange(0, BLOCK).to(tl.int64)
     inside = (row < rows)[:, None] & (pair < pairs)[None, :]
     # A position outside the table reads nothing and shows as NaN.
     known = inside & ((position >= 0) & (position < table))[:, None]
@@ -51,7 +51,7 @@ def rope_kernel(
     dtype: tl.constexpr = y_ptr.dtype.element_ty
     if INTERLEAVED:
         # Both of a pair come in one wide load: every other column would waste half of what memory delivers.
-        column = tl.arange(0, 2 * BLOCK)
+        column = tl.arange(0, 2 * BLOCK).to(tl.int64)
         rotated = (row < rows)[:, None] & (column < 2 * pairs)[None, :]
         both = read(x_row + column[None, :] * x_column, rotated, PRECISE)
         first, second = tl.split(tl.reshape(both, (TILE, BLOCK, 2)))
@@ -65,7 +65,7 @@ def rope_kernel(
         tl.store(y_row + first_at, narrow(first * c - second * s, dtype), mask=inside)
         tl.store(y_row + second_at, narrow(second * c + first * s, dtype), mask=inside)
     if REST > 0:
-        column = 2 * pairs + tl.arange(0, REST)
+        column = (2 * pairs + tl.arange(0, REST)).to(tl.int64)
         beyond = (row < rows)[:, None] & (column < columns)[None, :]
         kept = tl.load(x_row + column[None, :] * x_column, mask=beyond, other=0.0)
         tl.store(y_row + column[None, :], kept, mask=beyond)

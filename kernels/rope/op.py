@@ -39,16 +39,17 @@ def rope(
         Same shape and dtype as `x`.
 
     Raises:
-        UsageError: shapes do not fit.
+        UsageError: shapes do not fit, or `positions` are no int64 or int32.
     """
     fits = x.ndim >= 2 and positions.shape == x.shape[:-2] and cos.ndim == 2 and cos.shape == sin.shape
+    fits = fits and positions.dtype in (torch.int64, torch.int32)
     if not fits or 2 * cos.shape[1] > x.shape[-1]:
         raise UsageError(
-            f"rope needs cos, sin [table, pairs], positions [...] and x [..., heads, columns >= 2 * pairs], "
-            f"got x {tuple(x.shape)}, cos {tuple(cos.shape)}, sin {tuple(sin.shape)}, "
-            f"positions {tuple(positions.shape)}"
+            f"rope needs cos, sin [table, pairs], int64 or int32 positions [...] and "
+            f"x [..., heads, columns >= 2 * pairs], got x {tuple(x.shape)}, cos {tuple(cos.shape)}, "
+            f"sin {tuple(sin.shape)}, positions {tuple(positions.shape)} {positions.dtype}"
         )
-    if not choose("rope", backend, _reason(x, cos, sin)):
+    if not choose("rope", backend, _reason(x, cos, sin, positions)):
         return reference(x, cos, sin, positions, interleaved=interleaved)
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
@@ -60,9 +61,9 @@ def uses_kernel(x: torch.Tensor) -> bool:
     return _reason(x, x, x) is None
 
 
-def _reason(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str | None:
+def _reason(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *positions: torch.Tensor) -> str | None:
     interpreted = _missing is None and kernel.INTERPRETED
-    reason = unsupported(x, cos, sin, missing=_missing, interpreted=interpreted)
+    reason = unsupported(x, cos, sin, missing=_missing, interpreted=interpreted, indices=positions)
     if reason is None and (cos.requires_grad or sin.requires_grad):
         return "the kernel gives no gradient for cos and sin"
     return reason

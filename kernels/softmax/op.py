@@ -28,8 +28,10 @@ def softmax(x: torch.Tensor, *, dim: int = -1, backend: Backend = "auto") -> tor
         Same shape and dtype as `x`.
 
     Raises:
-        UsageError: `x` has no axis `dim`.
+        UsageError: `x` has no axis, or none `dim`.
     """
+    if x.ndim == 0:
+        raise UsageError("softmax needs x with at least one axis, got a scalar")
     if not -x.ndim <= dim < x.ndim:
         raise UsageError(
             f"softmax needs dim between {-x.ndim} and {x.ndim - 1} for x {tuple(x.shape)}, got {dim}"

@@ -42,7 +42,7 @@ def main() -> None:
 
     JITFunction.run = build
     # The operators would refuse CPU tensors; here nothing is launched on them. Set before they are imported.
-    setattr(_dispatch, "unsupported", lambda *tensors, missing, interpreted: missing)  # noqa: B010
+    setattr(_dispatch, "unsupported", lambda *tensors, missing, **_: missing)  # noqa: B010
     for name in built_in_names():
         spec = importlib.import_module(f"bridge.kernels.{name}.spec").SPEC
         for dtype in (torch.bfloat16, torch.float32):

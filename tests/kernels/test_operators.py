@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from bridge.errors import UsageError
+from bridge.errors import KernelError, UsageError
+from bridge.kernels._dispatch import KernelFallbackWarning, warn_fallback
 from bridge.kernels.adamw.op import adamw_step
 from bridge.kernels.adamw.optimizer import KernelAdamW
 from bridge.kernels.adamw.reference import reference as adamw_reference
@@ -147,9 +151,12 @@ def test_adamw_class_refuses_what_it_does_not_do() -> None:
         (lambda x: geglu(x, x, approximate="fast"), '"none" or "tanh", got \'fast\''),
         (lambda x: layer_norm(x, x[0], x[0, :2], eps=1e-5), r"weight \(4,\) and bias \(2,\)"),
         (lambda x: softmax(x, dim=2), r"dim between -2 and 1 for x \(2, 4\), got 2"),
+        (lambda x: softmax(x[0, 0]), "at least one axis"),
         (lambda x: cross_entropy(x, x[:, 0]), "int64 target"),
         (lambda x: cross_entropy(x, x[:, 0].long(), reduction="max"), "none, sum, mean"),
+        (lambda x: cross_entropy(x[:, :0], x[:, 0].long()), r"classes >= 1\], got logits \(2, 0\)"),
         (lambda x: rope(x, x, x, x[0].long()), "rope needs cos"),
+        (lambda x: rope(x[None], x, x, x[0, :1]), r"int64 or int32 positions .* \(1,\) torch.float32"),
         (lambda x: adamw_step(x, x[:1], x, x, **OPTIONS), "four tensors of one shape"),
         (lambda x: adamw_step(x, x, x, x, **{**OPTIONS, "step": 0}), "step >= 1"),
     ],
@@ -157,3 +164,59 @@ def test_adamw_class_refuses_what_it_does_not_do() -> None:
 def test_wrong_arguments_are_named(call: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         call(torch.ones(2, 4))  # type: ignore[operator]
+
+
+def _far(values: torch.Tensor) -> torch.Tensor:
+    """`values` `[2, 4]` whose last column begins 2^31 elements on; what lies between is never touched."""
+    stride = 3 * 2**28
+    buffer = torch.empty(3 * stride + 2, dtype=values.dtype, device=values.device)
+    return buffer.as_strided((2, 4), (1, stride)).copy_(values)
+
+
+def test_column_offsets_beyond_2_to_the_31(gate: SimpleNamespace) -> None:
+    values, other = _normal(gate, 2, 4).half(), _normal(gate, 2, 4).half()
+    far = _far(values)
+    cos, sin = rotary_table(8, 4, theta=10000.0, device=gate.device)
+    turn = partial(rope, cos=cos, sin=sin, positions=torch.ones(1, device=gate.device, dtype=torch.int64))
+    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "swiglu gate": lambda x: swiglu(x, other, backend="kernel"),
+        "swiglu up": lambda x: swiglu(other, x, backend="kernel"),
+        "geglu gate": lambda x: geglu(x, other, backend="kernel"),
+        "geglu up": lambda x: geglu(other, x, backend="kernel"),
+        "rope halves": lambda x: turn(x[None], backend="kernel"),
+        "rope neighbours": lambda x: turn(x[None], interleaved=True, backend="kernel"),
+    }
+    for name, function in functions.items():
+        results = []
+        for x in (far, values):
+            leaf = x.detach().requires_grad_()
+            y = function(leaf)
+            results.append((y, *torch.autograd.grad(y, leaf, x.reshape(y.shape))))
+        for one, two in zip(*results, strict=True):
+            assert torch.equal(one, two), name
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, there: cross_entropy(x, there, backend="kernel"),
+        lambda x, there: rope(x[:, None], x[:, :2], x[:, :2], there, backend="kernel"),
+    ],
+    ids=["cross_entropy", "rope"],
+)
+def test_indices_on_another_device_are_refused(gate: SimpleNamespace, call: Callable[..., Any]) -> None:
+    """A kernel that follows an address of another device reads what it should not, or is never run."""
+    with pytest.raises(KernelError, match=rf"share one device, got {gate.device}\S* and meta"):
+        call(_normal(gate, 3, 4), torch.zeros(3, dtype=torch.int64, device="meta"))
+
+
+def test_a_tangent_is_not_dropped(gate: SimpleNamespace) -> None:
+    """Forward mode, which no kernel has a formula for: refused, or computed by the eager formula."""
+    x, tangent = _normal(gate, 3, 5), torch.ones(3, 5, device=gate.device)
+    with pytest.raises(KernelError, match="no forward-mode derivative"):
+        torch.func.jvp(partial(softmax, backend="kernel"), (x,), (tangent,))
+    with pytest.warns(KernelFallbackWarning, match="no forward-mode derivative"):
+        warn_fallback.cache_clear()
+        found = torch.func.jvp(softmax, (x,), (tangent,))
+    for one, two in zip(found, torch.func.jvp(partial(torch.softmax, dim=-1), (x,), (tangent,)), strict=True):
+        torch.testing.assert_close(one, two)
