@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from bridge.config import BridgeConfig, load_config
-from bridge.errors import BridgeError, NothingJudgedError, UsageError
+from bridge.errors import BridgeError, KernelError, NothingJudgedError, UsageError
 from bridge.verify.ab_runs import Say, ask, capture_child, find_steps
 from bridge.verify.ab_sides import (
     Sides,
@@ -219,6 +219,10 @@ def verify_kernels(names: Sequence[str], capture: Path, *, sweep: bool, say: Say
             )
         except (UsageError, NothingJudgedError) as error:
             say(f"verify {name}: not judged: {error}")
+        except KernelError as error:
+            # Two runs are done; that the kernel runs in neither of its cases here must not lose their diff.
+            say(f"verify {name}: not judged: {error}")
+            verdicts.append(Verdict(verdict="INCONCLUSIVE", op=name, summary=f"not judged: {error}"))
     return tuple(verdicts)
 
 
@@ -236,6 +240,7 @@ def combine(
     named = {suspect.kernel for suspect in suspects}
     failed = [verdict for verdict in verdicts if verdict.verdict == "FAIL"]
     suspects += [_suspect_of(document, verdict) for verdict in failed if verdict.op not in named]
+    unjudged = [verdict for verdict in verdicts if verdict.verdict == "INCONCLUSIVE" and not verdict.cases]
     outcome = document.outcome
     summary = document.summary
     if failed and outcome != "DIVERGED":
@@ -244,6 +249,9 @@ def combine(
         summary = f"the runs agree within rounding in this step, but kernel {first.op} fails: {first.summary}"
     elif failed:
         summary = f"{summary}. Kernel {failed[0].op} fails verification: {failed[0].summary}"
+    elif unjudged and outcome in ("IDENTICAL", "SAME WITHIN ROUNDING"):
+        outcome = "INCONCLUSIVE"
+        summary = f"{summary}. Kernel {unjudged[0].op} is {unjudged[0].summary}"
     elif verdicts:
         said = ", ".join(f"{verdict.op} {verdict.verdict}" for verdict in verdicts)
         summary = f"{summary}. Verified: {said}"

@@ -26,6 +26,7 @@ from bridge.verify.nearby import beside, far_case, near_case, near_result
 from bridge.verify.options import Options
 from bridge.verify.plan import OWN_FAMILIES
 from bridge.verify.power import measure_power
+from bridge.verify.raised import broke_gpu, fault, in_words, lacks_memory, refusal
 from bridge.verify.spec import KernelSpec
 from bridge.verify.stability import unstable_elements
 from bridge.verify.structure import name_of
@@ -58,6 +59,8 @@ class Judgement:
     power: Power
     coverage: Coverage
     kernels: tuple[str, ...]  #: Triton kernels or custom ops that the target was seen to run
+    raised: frozenset[str] = frozenset()  #: cases on which the target raised
+    never_ran: str | None = None  #: why, where the target raised on every case: nothing was judged
 
 
 @dataclass(slots=True)
@@ -67,6 +70,7 @@ class JudgedCase:
     record: CaseRecord
     tensors: list[TensorVerdict] = field(default_factory=list)
     refused: str | None = None
+    raised: str | None = None  #: one line about a target that raised, whether or not it may
     tiles: tuple[int, ...] = ()
     evidence: Evidence | None = None  #: kept for failing cases and some others, while they are small
 
@@ -85,7 +89,7 @@ def judge(
         options: see Options.
 
     Raises:
-        KernelError: the target raised on a declared or captured case.
+        KernelError: the reference raised on a declared or captured case, or the target broke the GPU.
         NothingJudgedError: there are no cases.
     """
     options = options or Options()
@@ -134,6 +138,8 @@ def weigh(
         power=power,
         coverage=coverage(judged, options),
         kernels=tuple(dict.fromkeys(k for j in judged for k in j.record.launches)),
+        raised=frozenset(j.record.name for j in judged if j.raised is not None),
+        never_ran=judged[0].raised if judged and all(j.raised is not None for j in judged) else None,
     )
 
 
@@ -165,6 +171,13 @@ def _diagnosis(spec: KernelSpec, judged: list[JudgedCase]) -> Diagnosis:
     evidence = [j.evidence for j in judged if j.evidence is not None]
     tiles = tuple(sorted({t for j in judged for t in j.tiles}))
     failing, passing = [e for e in evidence if e.failed], [e for e in evidence if not e.failed]
+    if not failing:
+        # A target that raised, or returned something else than tensors, left nothing to try variants on.
+        for tensor in (t for j in judged for t in j.tensors):
+            if tensor.structure is not None and tensor.verdict == "FAIL":
+                return Diagnosis(
+                    cause=f"structure: {tensor.structure}", explained=1.0, evidence=f"seen on {tensor.case}"
+                )
     return diagnose(spec, failing, passing, tiles)
 
 
@@ -186,37 +199,25 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
     except Exception as error:
         if not own:
             return None
-        raise KernelError(_raised(spec, case, "reference", error)) from error
+        raise KernelError(refusal(spec, case, "reference", error)) from error
     if isinstance(reference, str):
         raise KernelError(f"the reference of {spec.name} {reference}")
-    refused = None
     try:
         target = _target_result(spec, case, options)
     except Exception as error:
-        if own:
-            raise KernelError(_raised(spec, case, "target", error)) from error
-        refused = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        target = None
+        if broke_gpu(error):
+            raise KernelError(refusal(spec, case, "target", error)) from error
+        return _without_target(spec, case, reference, error, time.perf_counter() - start)
     if isinstance(target, Result) and beside(target, case):
         case = near_case(case)
         reference, target = near_result(reference, case), near_result(target, case)
     golden, doubts = checked_golden(spec, case, reference)
     noise = measure_noise(spec, case, golden, seed=options.seed)
-    judged = JudgedCase(
-        record=CaseRecord(
-            name=case.name,
-            family=case.family,
-            dtype=case.dtype,
-            shapes=tuple(tuple(t.shape) for t in case.inputs),
-            attrs=dict(case.attrs),
-            launches=target.kernels if isinstance(target, Result) else (),
-            notes=(*case.notes, *((f"refused: {refused}",) if refused else ()), *doubts),
-        ),
-        refused=refused,
-    )
+    launches = target.kernels if isinstance(target, Result) else ()
+    judged = JudgedCase(record=_record(case, (*case.notes, *doubts), launches))
     if isinstance(target, str):
         judged.tensors = [_structural(name, case, target, reference) for name in tensor_names(spec)]
-    elif target is not None:
+    else:
         judged.tensors = _judge_tensors(spec, case, golden, reference, target, noise, constants)
         if any(t.verdict == "FAIL" and t.tensor not in target.faults for t in judged.tensors):
             ties = unstable_elements(spec, case, golden, seed=options.seed)
@@ -367,15 +368,31 @@ def _structural(name: str, case: Case, text: str, reference: Result) -> TensorVe
     )
 
 
-def _raised(spec: KernelSpec, case: Case, who: str, error: Exception) -> str:
-    shapes = ", ".join(
-        f"{n} {tuple(t.shape)} {name_of(t.dtype)}" for n, t in zip(spec.inputs, case.inputs, strict=True)
+def _without_target(
+    spec: KernelSpec, case: Case, reference: Result, error: Exception, seconds: float
+) -> JudgedCase:
+    """The target raised: a FAIL where it is to run, a limitation where nobody promised that it would."""
+    refuses = case.family not in OWN_FAMILIES or lacks_memory(error)
+    notes = (*case.notes, *((f"refused: {in_words(error)}",) if refuses else ()))
+    text = fault(spec, case, error)
+    verdict: Outcome = "PASS WITH LIMITATIONS" if refuses else "FAIL"
+    return JudgedCase(
+        record=_with(_record(case, notes), verdict, seconds),
+        tensors=[] if refuses else [_structural(n, case, text, reference) for n in tensor_names(spec)],
+        refused=in_words(error) if refuses else None,
+        raised=refusal(spec, case, "target", error),
     )
-    text = str(error).splitlines()[0][:300] if str(error) else ""
-    return (
-        f"the {who} of {spec.name} must run on case {case.name!r} ({shapes}), "
-        f"got {type(error).__name__}: {text}; "
-        "run it on this shape by itself, or take the shape or dtype out of the spec"
+
+
+def _record(case: Case, notes: tuple[str, ...], launches: tuple[str, ...] = ()) -> CaseRecord:
+    return CaseRecord(
+        name=case.name,
+        family=case.family,
+        dtype=case.dtype,
+        shapes=tuple(tuple(t.shape) for t in case.inputs),
+        attrs=dict(case.attrs),
+        launches=launches,
+        notes=notes,
     )
 
 

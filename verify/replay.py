@@ -10,6 +10,7 @@ import torch
 
 from bridge.verify.case import Case
 from bridge.verify.execute import run
+from bridge.verify.raised import broke_gpu
 from bridge.verify.spec import KernelSpec
 from bridge.verify.verdict import Fidelity
 
@@ -48,15 +49,19 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def replay(spec: KernelSpec, case: Case) -> Replayed | None:
-    """Run the target again on one captured case; None when the run recorded nothing to compare with.
+    """Run the target again on one captured case; None where there is nothing to compare.
 
-    Raises:
-        Exception: whatever the target raises; the caller has seen it run on this case already.
+    That is: the run recorded no result, or the target gives none, which judging has told.
     """
     recorded = _recorded(case)
     if not recorded:
         return None
-    first = _results(spec, case, reference=False)
+    try:
+        first = _results(spec, case, reference=False)
+    except Exception as error:
+        if broke_gpu(error):
+            raise
+        return None
     if not first:
         return None
     unequal = [name for name, tensor in recorded.items() if not same_bits(first[name], tensor)]

@@ -302,11 +302,18 @@ class Session:
     def conclude(
         self, plan: Plan, declared: Declared, found: Judgement | None, replayed: Sequence[replay.Replayed]
     ) -> Verdict:
-        """The verdict, from what judging found and what was lost on the way."""
+        """The verdict, from what judging found and what was lost on the way.
+
+        Raises:
+            KernelError: the target raised on every case, so that nothing was judged.
+        """
         lost = {item.case: item for item in self.resume.lost}
         entries, options = plan.entries, plan.options
+        if found is not None and found.never_ran is not None and not lost:
+            raise KernelError(found.never_ran)
         last = self.resume.last or len(entries)
-        first = next((entry for entry in entries[:last] if entry.name not in lost), None)
+        silent = lost.keys() | (found.raised if found is not None else frozenset())
+        first = next((entry for entry in entries[:last] if entry.name not in silent), None)
         kernels = self._kernels(plan.bound, found, options)
         fidelity = replay.summarise(
             replayed,

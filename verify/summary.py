@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bridge.verify.options import Options
 from bridge.verify.plan import OWN_FAMILIES
+from bridge.verify.raised import RAISED
 from bridge.verify.verdict import Coverage, Diagnosis, Outcome, TensorVerdict, worst_outcome
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def failure(
     names = list(dict.fromkeys(t.tensor for t in failed))
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     worst = max(failed, key=lambda t: (t.case in own, _excess(t)[0]))
+    if worst.structure is not None and worst.structure.startswith(RAISED):
+        return _raised(name, worst, len({t.case for t in failed}) - 1)
     text = f"{_clipped(name, 30)} is wrong in {_clipped(shown, 40)}: {_clipped(_excess(worst)[1], 50)}"
     if diagnosis is None:
         return text
@@ -103,6 +106,14 @@ def failure(
     share = f" ({diagnosis.explained:.0%})" if known and diagnosis.explained is not None else ""
     cause = diagnosis.cause.removeprefix("structure: ")
     return f"{text}; {_clipped(cause, max(12, LONGEST - len(text) - len(share) - 2))}{share}"
+
+
+def _raised(name: str, tensor: TensorVerdict, others: int) -> str:
+    """A target that raised left no error to measure: where, and what it said."""
+    more = f"; fails on {others} more case{'s' if others > 1 else ''}" if others else ""
+    said = (tensor.structure or "").removeprefix(RAISED).rpartition(" on ")[0]
+    text = f"{_clipped(name, 30)} does not run on {_clipped(tensor.case, 40)}: {said}"
+    return _clipped(text, LONGEST - len(more)) + more
 
 
 def _excess(tensor: TensorVerdict) -> tuple[float, str]:

@@ -17,7 +17,8 @@ from recorded import Options, decoder
 
 from bridge.cli.ab import command
 from bridge.config import BridgeConfig, CaptureConfig, TrainConfig, load_config
-from bridge.errors import RunError, UsageError
+from bridge.errors import KernelError, RunError, UsageError
+from bridge.report import render_text
 from bridge.verify import ab, ab_runs
 from bridge.verify.ab_probe import Probe, probe
 from bridge.verify.ab_runs import run_child, trace_of
@@ -188,6 +189,20 @@ def test_a_passed_kernel_and_what_was_covered_are_said() -> None:
     whole = ab.combine(document, (verdict("PASS"),), ())
     assert whole and "Verified: fused_norm PASS" in whole.summary
     assert whole.coverage.pairs == document.coverage.pairs
+
+
+def test_a_kernel_that_runs_nowhere_does_not_lose_the_diff(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, **options: Any) -> Verdict:
+        raise KernelError("the target of fused_norm must run on case 'a', got ImportError: no cutlass")
+
+    monkeypatch.setattr("bridge.verify.api.verify_kernel", refuse)
+    said: list[str] = []
+    verdicts = ab.verify_kernels(["fused_norm"], Path("candidate"), sweep=False, say=said.append)
+    assert len(said) == 2 and "not judged: the target of fused_norm must run" in said[1]
+    document = diff_captures(decoder(Options()).run("A"), decoder(Options(norm="fused")).run("B"))
+    whole = ab.combine(document, verdicts, ())
+    assert whole.outcome == "INCONCLUSIVE" and "no cutlass" in whole.summary
+    assert "no cutlass" in render_text(whole)
 
 
 def test_tensors_are_wanted_of_suspects_and_of_what_was_fused(tmp_path: Path) -> None:

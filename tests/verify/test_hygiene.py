@@ -54,15 +54,13 @@ def test_a_target_that_writes_its_input_fails_and_is_told_so(
     assert found.diagnosis is not None and "overwrites its input in place" in found.diagnosis.cause
 
 
-def test_another_error_of_autograd_is_still_an_error() -> None:
-    from bridge.errors import KernelError
-
+def test_another_error_of_autograd_is_told_as_it_is() -> None:
     def target(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("a view was created in no_grad mode")
 
-    with pytest.raises(KernelError, match="a view was created"):
-        spec = _spec(target, ("x",))
-        judge(spec, plan_cases(spec, options=PLAIN), options=PLAIN)
+    spec = _spec(target, ("x",))
+    found = judge(spec, plan_cases(spec, options=PLAIN), options=PLAIN)
+    assert all("RuntimeError: a view was created" in str(t.structure) for t in found.tensors)
 
 
 def test_run_to_run_differences_are_told_and_judged_one_by_one() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from bridge.errors import KernelError, NothingJudgedError, SpecError
 from bridge.verify import KernelSpec
+from bridge.verify.api import verify_kernel
 from bridge.verify.judge import Judgement, judge
 from bridge.verify.options import Options
 from bridge.verify.plan import plan_cases
@@ -89,12 +90,65 @@ def test_wrong_structure_fails_with_its_reason() -> None:
         assert word in str(judgement.tensors[0].structure)
 
 
-def test_a_target_that_raises_on_declared_shapes_is_an_error_naming_the_case() -> None:
+def test_a_target_that_raises_on_every_case_is_an_error_naming_the_first() -> None:
     def target(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("no such tile")
 
     with pytest.raises(KernelError, match=r"double.*\(4, 16\) float32.*no such tile"):
-        _judged(_double(target=target))
+        verify_kernel(_double(target=target))
+
+
+def test_a_target_that_raises_on_some_declared_cases_fails_them_alone() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            if x.shape == (3, 5):
+                raise ValueError("no such tile\nand more")
+            return x + x
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            if grad.shape == (2, 7):
+                raise RuntimeError("no such backward")
+            return 2 * grad
+
+    spec = _double(target=Doubled.apply, shapes=((4, 16), (3, 5), (2, 7)))
+    found = _judged(spec, Options(sweeps=False))
+    assert found.outcome == "FAIL" and found.never_ran is None
+    assert [case.verdict for case in found.cases] == ["PASS", "FAIL", "FAIL"]
+    told = {(t.case, t.tensor): t.structure for t in found.tensors if t.structure is not None}
+    assert told == {
+        (case, tensor): f"target raised {text}"
+        for case, text in (
+            ("(3, 5) float32", "ValueError: no such tile on x (3, 5) float32"),
+            ("(2, 7) float32", "RuntimeError: no such backward on x (2, 7) float32"),
+        )
+        for tensor in ("y", "grad_x")
+    }
+    assert (
+        found.summary
+        == "double does not run on (3, 5) float32: ValueError: no such tile; fails on 1 more case"
+    )
+    assert found.diagnosis is not None and "no such tile" in found.diagnosis.cause
+
+
+def test_a_case_too_large_for_the_machine_is_no_failure() -> None:
+    def target(x: torch.Tensor) -> torch.Tensor:
+        if x.shape == (3, 5):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        return x + x
+
+    judgement = _judged(_double(target=target, shapes=((4, 16), (3, 5))), Options(sweeps=False))
+    assert judgement.outcome == "PASS WITH LIMITATIONS"
+    assert any("out of memory" in text for text in judgement.coverage.not_covered)
+
+
+def test_an_error_that_breaks_the_gpu_is_not_a_result_to_go_on_from() -> None:
+    def target(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(KernelError, match=r"CUDA error: an illegal memory access"):
+        _judged(_double(target=target), Options(sweeps=False))
 
 
 def test_a_target_that_refuses_added_shapes_passes_with_limitations() -> None:

@@ -117,12 +117,33 @@ def test_after_four_crashes_in_the_order_of_the_cases_the_rest_is_left_out(tmp_p
 
 
 def test_the_first_refusal_in_the_order_of_the_cases_is_told(tmp_path: Path) -> None:
-    path = written(tmp_path, "assert x.dtype != torch.float16 and x.shape != (3, 7), x.shape")
+    path = written(tmp_path)
+    # Two dtypes of one shape fall into groups that are judged in any order; drawing runs without autograd.
+    line = "    return x * weight\n\n\ndef sample"
+    refuses = (
+        "    assert not torch.is_grad_enabled() or x.dtype != torch.float16 and x.shape != (3, 7), x.shape\n"
+    )
+    path.write_text(path.read_text().replace(line, refuses + line))
     with pytest.raises(KernelError) as alone:
-        verify_kernel(path)
+        verify_kernel(path, quick=True)
     with pytest.raises(KernelError) as together:
-        verify_kernel(path, isolate=True, jobs=2)
+        verify_kernel(path, quick=True, isolate=True, jobs=2)
     assert str(together.value) == str(alone.value) and "'(3, 7) float32'" in str(alone.value)
+
+
+def test_what_raises_fails_its_case_alone_unless_it_raises_everywhere(tmp_path: Path) -> None:
+    path = written(tmp_path, "assert x.dtype != torch.float16 and x.shape != (3, 7), x.shape")
+    alone = verify_kernel(path, quick=True)
+    together = verify_kernel(path, quick=True, isolate=True, jobs=2)
+    assert plain(together) == plain(alone)
+    assert [case.verdict for case in alone.cases[:2]] == ["PASS", "FAIL"]
+    assert alone.verdict == "FAIL" and "raised AssertionError" in str(alone.tensors[1].structure)
+    path = written(tmp_path, "import absent")
+    with pytest.raises(KernelError) as one:
+        verify_kernel(path, quick=True)
+    with pytest.raises(KernelError) as several:
+        verify_kernel(path, quick=True, isolate=True, jobs=2)
+    assert str(several.value) == str(one.value) and "No module named 'absent'" in str(one.value)
 
 
 def test_where_nothing_can_be_forked_workers_are_started(
