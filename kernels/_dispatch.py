@@ -38,6 +38,8 @@ def unsupported(
             return f"tensors must share one device, got {tensors[0].device} and {tensor.device}"
         if type(tensor).__name__ == "DTensor":
             return "a kernel needs plain tensors, got a DTensor; the overrides hand over its local shards"
+        if tensor.layout != torch.strided:
+            return f"a kernel needs strided tensors, got {tensor.layout}"
     for tensor in tensors:
         if tensor.dtype not in FLOATS:
             return f"dtype must be float16, bfloat16 or float32, got {tensor.dtype}"

@@ -39,7 +39,7 @@ def rowwise(function: Callable[..., torch.Tensor], x: torch.Tensor, *params: tor
                 "x and the parameters must all be DTensors or all plain, got DTensor x, plain parameter"
             )
         local_params.append(param.redistribute(placements=whole).to_local(grad_placements=reduced))
-    return _global(function(local, *local_params), x, placements)
+    return assemble(function(local, *local_params), x, placements)
 
 
 def pointwise(
@@ -55,20 +55,20 @@ def pointwise(
     Returns:
         The result, with the placements of `first`.
     """
+    if any(isinstance(tensor, DTensor) is not isinstance(first, DTensor) for tensor in others):
+        raise UsageError("tensors combined element by element must all be DTensors or all plain, got both")
     if not isinstance(first, DTensor):
         return function(first, *others)
     placements = tuple(Replicate() if p.is_partial() else p for p in first.placements)
-    local = []
-    for tensor in (first, *others):
-        if not isinstance(tensor, DTensor):
-            raise UsageError(
-                "tensors combined element by element must all be DTensors or all plain, got both"
-            )
-        local.append(tensor.redistribute(placements=placements).to_local(grad_placements=placements))
-    return _global(function(*local), first, placements)
+    local = [
+        tensor.redistribute(placements=placements).to_local(grad_placements=placements)  # type: ignore[attr-defined]
+        for tensor in (first, *others)
+    ]
+    return assemble(function(*local), first, placements)
 
 
-def _global(local: torch.Tensor, like: DTensor, placements: tuple[Placement, ...]) -> DTensor:
+def assemble(local: torch.Tensor, like: DTensor, placements: tuple[Placement, ...]) -> DTensor:
+    """The DTensor of the shape and mesh of `like` that has `local` as its shard; shards may be uneven."""
     shape = like.shape
     strides = _contiguous_strides(shape)
     return DTensor.from_local(

@@ -57,15 +57,30 @@ def _merge_on_load(
     _metadata: Mapping[str, Any],
     _strict: bool,
     missing: list[str],
-    *_: Any,
+    _unexpected: list[str],
+    errors: list[str],
 ) -> None:
     if f"{prefix}w13" in state:
         return
     own = module.get_parameter("w13").detach()
-    halves = []
+    halves, complete = [], True
     for half, name in enumerate(HALVES):
-        if prefix + name not in state:
-            # Named as in the file. The module's own half stands in, or torch would report `w13` as well.
-            missing.append(prefix + name)
-        halves.append(state.pop(prefix + name, own[:, half]))
-    state[f"{prefix}w13"] = torch.stack(halves, dim=1)
+        key, mine = prefix + name, own[:, half]
+        given = state.pop(key, None)
+        # Faults are named as in the file. The module's own half stands in, or torch would name `w13` too.
+        if given is None:
+            missing.append(key)
+        elif given.shape != mine.shape:
+            errors.append(
+                f"size mismatch for {key}: {tuple(given.shape)} in the checkpoint, {tuple(mine.shape)} here."
+            )
+            given = None
+        complete = complete and given is not None
+        halves.append(mine if given is None else given)
+    mixed = not complete and not _stackable(*halves)
+    state[f"{prefix}w13"] = own if mixed else torch.stack(halves, dim=1)
+
+
+def _stackable(gate: torch.Tensor, up: torch.Tensor) -> bool:
+    """Whether a half from the file and one of the module are both sharded or both plain, on one device."""
+    return gate.device == up.device and hasattr(gate, "device_mesh") is hasattr(up, "device_mesh")

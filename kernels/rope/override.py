@@ -17,6 +17,7 @@ from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 
 from bridge.errors import UsageError
 from bridge.kernels._dispatch import Backend
+from bridge.kernels._sharding import assemble
 from bridge.kernels.rope.op import rope
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -49,7 +50,7 @@ def _rotate(
         at = (positions.to_local() if isinstance(positions, DTensor) else positions).expand(batch, tokens)
     turned = rope(local, cos, sin, at, interleaved=interleaved, backend=backend)
     if isinstance(x, DTensor):
-        return DTensor.from_local(turned, x.device_mesh, placements, run_check=False)
+        return assemble(turned, x, placements)
     return turned
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -139,9 +141,29 @@ def test_adamw_class_is_torchs_over_ten_steps(gate: SimpleNamespace) -> None:
         torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
 
 
-def test_adamw_class_refuses_what_it_does_not_do() -> None:
+def test_adamw_class_refuses_what_it_does_not_do(gate: SimpleNamespace) -> None:
+    def parameter() -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.ones(2, 3, device=gate.device))
+
     with pytest.raises(UsageError, match="no amsgrad"):
-        KernelAdamW([torch.nn.Parameter(torch.ones(2))], amsgrad=True)
+        KernelAdamW([parameter()], amsgrad=True)
+    optimizer = KernelAdamW([parameter()])
+    with pytest.raises(UsageError, match="no maximize"):
+        optimizer.add_param_group({"params": [parameter()], "maximize": True})
+    assert len(optimizer.param_groups) == 1
+    with pytest.raises(UsageError, match="no amsgrad"):
+        optimizer.load_state_dict(torch.optim.AdamW([parameter()], amsgrad=True).state_dict())
+    sparse = parameter()
+    sparse.grad = torch.ones(2, 3, device=gate.device).to_sparse()
+    with pytest.raises(KernelError, match=r"needs strided tensors, got torch\.sparse_coo"):
+        KernelAdamW([sparse]).step()
+
+
+def test_adamw_class_takes_what_torchs_takes_and_survives_a_copy() -> None:
+    optimizer = KernelAdamW([torch.nn.Parameter(torch.ones(2))], 0.25, (0.5, 0.75), backend="auto")
+    for again in (optimizer, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert again.backend == "auto"
+        assert (again.param_groups[0]["lr"], again.param_groups[0]["betas"]) == (0.25, (0.5, 0.75))
 
 
 @pytest.mark.parametrize(

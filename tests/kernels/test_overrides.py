@@ -182,6 +182,42 @@ def test_fused_swiglu_names_the_keys_that_are_missing() -> None:
     assert result.missing_keys == ["w1.weight", "w3.weight"] and not result.unexpected_keys
     assert torch.equal(fused.w13, before)
     assert fused.load_state_dict({**plain.state_dict(), "w4": before}, strict=False).unexpected_keys == ["w4"]
+    del state["w1.weight"]
+    with pytest.raises(RuntimeError, match=r'Missing key.*"_orig_mod\.w1\.weight", "_orig_mod\.w3\.weight"'):
+        torch.compile(fused).load_state_dict({f"_orig_mod.{name}": value for name, value in state.items()})
+    # A module without memory has no half that could stand in for the other.
+    del state["w2.weight"]
+    state["w1.weight"] = plain.w1.weight.detach()
+    result = fused.to("meta").load_state_dict(state, strict=False, assign=True)
+    assert result.missing_keys == ["w3.weight", "w2.weight"] and not result.unexpected_keys
+
+
+def test_fused_swiglu_names_a_key_of_the_wrong_size() -> None:
+    plain, fused = swap(_feed_forward(), SWIGLU)
+    state = plain.state_dict()
+    state["w3.weight"] = state["w3.weight"][:5]
+    with pytest.raises(RuntimeError, match=r"for w3\.weight: \(5, 16\) in the checkpoint, \(24, 16\) here"):
+        fused.load_state_dict(state, strict=False)
+
+
+def test_fused_swiglu_and_the_stock_block_load_each_others_distributed_checkpoints(tmp_path: Path) -> None:
+    """Saved and loaded as torchtitan does it, the first time and after steps; compiled in place or not."""
+    import torch.distributed.checkpoint as dcp
+    from torchtitan.components.checkpointer.base import ModelWrapper
+
+    plain, fused = swap(_feed_forward(), SWIGLU)
+    other, compiled = swap(_feed_forward(), SWIGLU)
+    compiled.compile(backend="eager")
+    for turn, (source, target) in enumerate(((fused, other), (other, compiled), (compiled, plain))):
+        torch.nn.init.normal_(next(source.parameters()))
+        dcp.save(ModelWrapper(source).state_dict(), checkpoint_id=tmp_path / str(turn), no_dist=True)
+        wrapper = ModelWrapper(target)
+        state = wrapper.state_dict()
+        dcp.load(state, checkpoint_id=tmp_path / str(turn), no_dist=True)
+        wrapper.load_state_dict(state)
+        saved = source.state_dict()
+        assert list(saved) == list(target.state_dict()) == ["w1.weight", "w2.weight", "w3.weight"]
+        assert all(torch.equal(tensor, saved[name]) for name, tensor in target.state_dict().items())
 
 
 def test_fused_swiglu_initialises_each_half_as_configured() -> None:
@@ -290,9 +326,9 @@ def test_adamw(gate: SimpleNamespace) -> None:
         torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
 
 
-def test_sharded_activations_and_weights(tmp_path: Path) -> None:
-    """Two ranks, rows sharded: outputs and the reduced weight gradient equal the single-process ones."""
-    script = Path(__file__).with_name("sharded_norm.py")
+def test_sharded_tensors(tmp_path: Path) -> None:
+    """Two ranks: norm, rotary embedding and optimizer step give what a single process gives."""
+    script = Path(__file__).with_name("sharded.py")
     ranks = []
     for rank in range(2):
         env = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "STORE": str(tmp_path / "store")}
