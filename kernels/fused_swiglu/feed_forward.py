@@ -9,7 +9,7 @@ with the block of two weights. Loading names a key that is truly missing by the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,16 +24,6 @@ def gate_and_up(x: torch.Tensor, w13: torch.Tensor) -> tuple[torch.Tensor, torch
     both = linear(x, w13.flatten(0, 1))
     both = both.view(*both.shape[:-1], -1, 2)
     return both[..., 0], both[..., 1]
-
-
-def fused_init(gate: Callable[..., Any], up: Callable[..., Any]) -> Callable[[torch.Tensor], None]:
-    """An initialiser of `w13` that gives each half its own."""
-
-    def init(w13: torch.Tensor) -> None:
-        gate(w13[:, 0])
-        up(w13[:, 1])
-
-    return init
 
 
 def keep_two_weights_in_checkpoints(module: torch.nn.Module) -> None:

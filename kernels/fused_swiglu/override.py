@@ -2,8 +2,9 @@
 
     override.imports = ["bridge.kernels.fused_swiglu.override.fused_swiglu"]
 
-Model checkpoints keep `w1.weight` and `w3.weight` and stay interchangeable with the stock block and with the
-Hugging Face adapter. Optimizer states are kept for the parameter `w13`, as the optimizer sees it.
+A seed gives the weights that the stock block would have. Model checkpoints keep `w1.weight` and `w3.weight`
+and stay interchangeable with the stock block and with the Hugging Face adapter. Optimizer states are kept for
+the parameter `w13`, as the optimizer sees it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any
 import torch
 from torchtitan.config import derive, override
 from torchtitan.models.common.feed_forward import FeedForward
+from torchtitan.models.common.linear import Linear
 from torchtitan.protocols.sharding import ShardingConfig
 
 from bridge.errors import UsageError
 from bridge.kernels._dispatch import Backend
 from bridge.kernels._sharding import pointwise
-from bridge.kernels.fused_swiglu.feed_forward import fused_init, gate_and_up, keep_two_weights_in_checkpoints
+from bridge.kernels.fused_swiglu.feed_forward import gate_and_up, keep_two_weights_in_checkpoints
 from bridge.kernels.fused_swiglu.op import swiglu
 
 
@@ -38,6 +40,7 @@ class KernelFeedForward(FeedForward):  # type: ignore[misc]  # torchtitan is unt
         self.backend: Backend = config.backend
         del self.w1, self.w3
         self.w13 = torch.nn.Parameter(torch.empty(config.w1.out_features, 2, config.w1.in_features))
+        self._halves = (config.w1, config.w3)
         keep_two_weights_in_checkpoints(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -45,30 +48,48 @@ class KernelFeedForward(FeedForward):  # type: ignore[misc]  # torchtitan is unt
         gate, up = gate_and_up(x, self.w13)
         return self.w2(pointwise(partial(swiglu, backend=self.backend), gate, up))
 
+    def init_states(self, **options: Any) -> None:
+        """Initialise in the stock block's order, w1, w2, w3, so that a seed gives the same weights."""
+        self._init_half(0)
+        super().init_states(**options)
+
+    def _init_self_parameters(self) -> None:
+        self._init_half(1)
+
+    @torch.no_grad()
+    def _init_half(self, half: int) -> None:
+        """Give the gate (0) or the up half (1) what the stock block's linear of its own would have drawn."""
+        with torch.device("meta"):
+            linear = self._halves[half].build()
+        place = self.w13[:, half]
+        # Contiguous: random numbers fill a strided view in another order.
+        linear.weight = torch.nn.Parameter(torch.empty_like(place, memory_format=torch.contiguous_format))
+        linear.init_states()
+        place.copy_(linear.weight)
+
 
 @override(target=FeedForward.Config, exact=True, description="SwiGLU in Triton; gate and up in one product.")
 def fused_swiglu(config: FeedForward.Config, *, backend: Backend = "kernel") -> KernelFeedForward.Config:
     """Replace one FeedForward config, keeping its fields.
 
     Raises:
-        UsageError: w1 and w3 differ in size or have a bias, so they cannot be one weight.
+        UsageError: w1 and w3 are no plain linears, differ in size or have a bias, so they cannot be one
+            weight.
     """
     w1, w3 = config.w1, config.w3
+    for name, linear in (("w1", w1), ("w3", w3)):
+        if type(linear) is not Linear.Config:
+            raise UsageError(
+                f"the fused_swiglu override needs plain Linear for w1 and w3, and {name} is a "
+                f"{type(linear)._owner.__name__}; leave out one of the two"
+            )
     if w1.bias or w3.bias or (w1.in_features, w1.out_features) != (w3.in_features, w3.out_features):
         raise UsageError(
             f"the fused_swiglu override needs w1 and w3 of one size without bias, got "
             f"{w1.in_features}x{w1.out_features} (bias {w1.bias}) and "
             f"{w3.in_features}x{w3.out_features} (bias {w3.bias})"
         )
-    gate, up = ((linear.param_init or {}).get("weight") for linear in (w1, w3))
-    param_init = {"w13": fused_init(gate, up)} if gate is not None and up is not None else None
-    return derive(
-        config,
-        KernelFeedForward.Config,
-        backend=backend,
-        param_init=param_init,
-        sharding_config=_sharding(config),
-    )
+    return derive(config, KernelFeedForward.Config, backend=backend, sharding_config=_sharding(config))
 
 
 def _sharding(config: FeedForward.Config) -> Any:

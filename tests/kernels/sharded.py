@@ -82,10 +82,15 @@ def feed_forward(mesh: DeviceMesh) -> None:
     config = FeedForward.Config(w1=linear(16, 25), w2=linear(25, 16), w3=linear(16, 25))
     torch.manual_seed(0)
     plain, x = config.build(), torch.randn(3, 16)
-    sharded, again = fused_swiglu(config).build(), fused_swiglu(config).build()
+    stock, sharded, again = config.build(), fused_swiglu(config).build(), fused_swiglu(config).build()
     sharded.load_state_dict(plain.state_dict())
-    for module in (sharded, again):
+    for module in (stock, sharded, again):
         fully_shard(module, mesh=mesh)
+    for module in (stock, again):
+        torch.manual_seed(1)
+        module.init_states()
+    for name, tensor in stock.state_dict().items():
+        assert torch.equal(again.state_dict()[name].to_local(), tensor.to_local()), f"initial {name}"
     for module in (plain, sharded):
         module(x).square().sum().backward()
     grad = sharded.w13.grad.full_tensor()

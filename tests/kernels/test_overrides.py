@@ -21,7 +21,7 @@ titan = pytest.importorskip(
 from torchtitan.models.common import nn_modules  # noqa: E402
 from torchtitan.models.common import rope as titan_rope  # noqa: E402
 from torchtitan.models.common.feed_forward import FeedForward  # noqa: E402
-from torchtitan.models.common.linear import Linear  # noqa: E402
+from torchtitan.models.common.linear import Linear, ScaledBiasRowwiseLinear  # noqa: E402
 from torchtitan.protocols.module import Module  # noqa: E402
 
 from bridge.errors import UsageError  # noqa: E402
@@ -220,18 +220,35 @@ def test_fused_swiglu_and_the_stock_block_load_each_others_distributed_checkpoin
         assert all(torch.equal(tensor, saved[name]) for name, tensor in target.state_dict().items())
 
 
-def test_fused_swiglu_initialises_each_half_as_configured() -> None:
-    root = Holder.Config(child=_feed_forward())
-    titan.apply_overrides(titan.OverrideConfig(imports=[SWIGLU]), root)
-    built = root.build()
-    built.init_states()
-    gate, up = built.child.w13.detach().unbind(1)
-    assert gate.std() == pytest.approx(0.02, rel=0.3) and up.std() == pytest.approx(0.5, rel=0.3)
+@pytest.mark.parametrize("configured", [True, False], ids=["configured", "torch's own"])
+def test_fused_swiglu_has_the_stock_blocks_weights_for_a_seed(configured: bool) -> None:
+    """The random numbers drawn, and those left for the modules that follow, are the same."""
+    results = []
+    for imports in ([], [SWIGLU]):
+        root = Holder.Config(child=_feed_forward())
+        if not configured:
+            for linear in (root.child.w1, root.child.w2, root.child.w3):
+                linear.param_init = None
+        titan.apply_overrides(titan.OverrideConfig(imports=imports), root)
+        built = root.build()
+        torch.manual_seed(3)
+        built.init_states()
+        results.append({**built.state_dict(), "next": torch.randn(4)})
+    assert set(results[0]) == set(results[1])
+    assert all(torch.equal(tensor, results[1][name]) for name, tensor in results[0].items())
 
 
 def test_fused_swiglu_with_bias_is_refused() -> None:
     with pytest.raises(UsageError, match="without bias"):
         swap(_feed_forward(bias=True), SWIGLU)
+
+
+def test_fused_swiglu_in_place_of_other_linears_is_refused() -> None:
+    """A quantised linear, say, would be computed as a plain one."""
+    config = _feed_forward()
+    config.w3 = ScaledBiasRowwiseLinear.Config(in_features=16, out_features=24)
+    with pytest.raises(UsageError, match="plain Linear for w1 and w3, and w3 is a ScaledBiasRowwiseLinear"):
+        swap(config, SWIGLU)
 
 
 def test_fused_swiglu_in_a_model_and_through_its_hugging_face_adapter() -> None:
