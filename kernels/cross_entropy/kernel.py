@@ -34,7 +34,8 @@ _MANY_ROWS = 4096
 def cross_entropy_forward_kernel(
     logits_ptr, target_ptr, loss_ptr, peak_ptr, scale_ptr, others_ptr,
     classes, logits_stride, ignore_index, smoothing,
-    SMOOTH: tl.constexpr, PRECISE: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    SMOOTH: tl.constexpr, PRECISE: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, ADJACENT: tl.constexpr,
 ):  # fmt: skip
     """One row: its loss, and in fp32 peak, scale and the probability of all classes but the true one.
 
@@ -45,15 +46,20 @@ def cross_entropy_forward_kernel(
     # A row offset can pass 2^31 elements.
     base = logits_ptr + row.to(tl.int64) * logits_stride
     label = tl.load(target_ptr + row)
-    column = tl.arange(0, BLOCK)
+    # Columns that one thread holds share a maximum and a sum, so that threads need not hear of each other
+    # before the row ends: `GROUP` neighbours, or so many columns each a whole group of threads apart.
+    GROUPS: tl.constexpr = BLOCK // GROUP
+    if ADJACENT:
+        column = tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    else:
+        column = tl.arange(0, GROUPS)[:, None] + tl.arange(0, GROUP)[None, :] * GROUPS
     ahead = tl.load(base + column, mask=column < classes, other=float("-inf"))
     legal = (label >= 0) & (label < classes)
     # Columns are 32 bits wide, and so is what they are compared with.
     place = tl.where(legal, label, 0).to(tl.int32)
-    peak = tl.full((), float("-inf"), tl.float32)
-    level = tl.full((), 0.0, tl.float32)
-    # One sum a lane: only the maximum has to be known to all of them before the row ends.
-    sums = tl.zeros([BLOCK], tl.float32)
+    peaks = tl.full([GROUPS], float("-inf"), tl.float32)
+    sums = tl.zeros([GROUPS], tl.float32)
+    levels = tl.zeros([GROUPS], tl.float32)
     for chunk in range(CHUNKS):
         x = widen(ahead)
         # The next chunk is under way while this one is worked on.
@@ -61,17 +67,19 @@ def cross_entropy_forward_kernel(
         left = classes - start
         ahead = tl.load(base + start + BLOCK + column, mask=column < left - BLOCK, other=float("-inf"))
         if SMOOTH:
-            level += tl.sum(tl.where(column < left, x, 0.0), axis=0)
-        higher = tl.maximum(peak, tl.max(x, axis=0))
+            levels += tl.sum(tl.where(column < left, x, 0.0), axis=1)
+        higher = tl.maximum(peaks, tl.max(x, axis=1))
         # While all classes so far are -inf, (-inf) - (-inf) must not come up.
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         if (place >= start) & (place < start + BLOCK):
             x = tl.where(column == place - start, float("-inf"), x)
-        sums = sums * exp_in_sum(peak - shift, PRECISE) + exp_in_sum(x - shift, PRECISE)
-        peak = higher
-    others = tl.sum(sums, axis=0)
-    true = widen(tl.load(base + place))
+        terms = tl.sum(exp_in_sum(x - shift[:, None], PRECISE), axis=1)
+        sums = sums * exp_in_sum(peaks - shift, PRECISE) + terms
+        peaks = higher
+    peak = tl.max(peaks, axis=0)
     shift = tl.where(peak == float("-inf"), 0.0, peak)
+    others = tl.sum(sums * exp_in_sum(peaks - shift, PRECISE), axis=0)
+    true = widen(tl.load(base + place))
     total = others + exp(true - shift, PRECISE)
     # All terms are positive, so nothing cancels: ln(total), how far the true class and the mean lie below the
     # peak. Where the true class is the peak, total - 1 is `others` to all its digits.
@@ -80,7 +88,7 @@ def cross_entropy_forward_kernel(
     if SMOOTH:
         # torch.compile passes it in fp64.
         part = (tl.full((), 0.0, tl.float32) + smoothing).to(tl.float32)
-        loss += (1.0 - part) * below + part * (peak - level / classes)
+        loss += (1.0 - part) * below + part * (peak - tl.sum(levels, axis=0) / classes)
     else:
         loss += below
     # An illegal label shows.
@@ -140,11 +148,15 @@ def cross_entropy(
         # A warp a row spares it every wait for others; few rows need more to keep the memory busy.
         warps = 1 if rows >= _MANY_ROWS else 4
         block = min(_CHUNK if INTERPRETED else warps * _WARP_CHUNK, column_block(classes))
+        # Where every row begins at a multiple of 16 bytes a thread loads that much at once.
+        adjacent = source.stride(0) % 16 == 0 and classes % 16 == 0
+        group = 16 // logits.element_size() if adjacent else max(1, block // (32 * warps))
         wrap_triton(cross_entropy_forward_kernel)[(rows,)](
             source, target.contiguous(), loss, peak, scale, others,
             classes, source.stride(0), ignore_index, label_smoothing,
             SMOOTH=label_smoothing != 0.0, PRECISE=logits.dtype == torch.float32,
-            CHUNKS=triton.cdiv(classes, block), BLOCK=block, num_warps=warps,
+            CHUNKS=triton.cdiv(classes, block), BLOCK=block, GROUP=group, ADJACENT=adjacent,
+            num_warps=warps,
         )  # fmt: skip
     return loss, peak, scale, others
 
