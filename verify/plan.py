@@ -36,7 +36,7 @@ def plan_cases(
     options: Options | None = None,
     tiles: tuple[int, ...] | None = None,
 ) -> list[Case]:
-    """All cases that need no capture, declared ones first, in a fixed order.
+    """All cases that need no capture, in a fixed order: those of declared shapes first.
 
     Args:
         dtypes: names out of `spec.dtypes`; all of them when None.
@@ -61,8 +61,9 @@ def plan_cases(
         declared = [maker.case(shape, dtype, "declared") for shape in spec.shapes]
         declared[0] = replace(declared[0], configs=True)
         cases += declared
-        if options.sweeps:
-            tiles = observe_tiles(spec, declared) if tiles is None else tiles
+    if options.sweeps:
+        tiles = observe_tiles(spec, cases[: len(spec.shapes)]) if tiles is None else tiles
+        for dtype in chosen:
             cases += _added(maker, spec, dtype, tiles, options, full=dtype == chosen[0])
     return cases
 

@@ -12,7 +12,7 @@ import math
 import select
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from bridge.errors import BridgeError, KernelError
@@ -43,6 +43,7 @@ from bridge.verify.tasks import (
     Drawn,
     Judged,
     Kept,
+    Known,
     Loaded,
     Message,
     Observe,
@@ -100,14 +101,18 @@ def judge_together(request: Request, *, jobs: int, timeout: float, progress: Say
                 pool.end()
 
 
-def share_out(cases: Sequence[Drawn], jobs: int) -> list[list[int]]:
+def share_out(cases: Sequence[Drawn], jobs: int, taken: Container[int] = ()) -> list[list[int]]:
     """Groups of case numbers for `jobs` workers to take from the end, where the dearest are.
 
     A group that would keep its worker longer than all cases keep a worker on average is cut.
+
+    Args:
+        taken: numbers that are out already.
     """
     groups: dict[str, list[int]] = {}
     for number, case in enumerate(cases, 1):
-        groups.setdefault(case.group, []).append(number)
+        if number not in taken:
+            groups.setdefault(case.group, []).append(number)
 
     def cost(numbers: list[int]) -> float:
         return sum(cases[n - 1].cost for n in numbers)
@@ -157,7 +162,8 @@ class _Pool:
         self._observe: list[int] | None = None  #: places still to be run for tile sizes; None: not known yet
         self._tiles: set[int] = set()
         self._declared: Declared | None = None
-        self._cases: tuple[Drawn, ...] | None = None  #: None: not planned yet
+        self._known: tuple[Drawn, ...] = ()  #: cases that can be judged; before the plan, its beginning
+        self._planned = False
         self._groups: list[list[int]] = []  #: those that take longest last
         self._started = 0
         self._done: dict[int, Judged] = {}
@@ -199,21 +205,21 @@ class _Pool:
             self._enter(Phase(name=PLANNING))
             self._give(worker, PLANNING, Observe(place=self._observe.pop(0)))
         elif any(w.does == PLANNING for w in self._workers):
-            return
+            self._take(worker)
         elif not worker.planned:
-            tell = self._cases is None and not any(w.tells for w in self._workers)
+            tell = not self._planned and not any(w.tells for w in self._workers)
             worker.tells = tell
             self._give(worker, _DRAWING, Plan(tiles=tuple(sorted(self._tiles)), tell=tell))
-        elif self._cases is not None:
-            self._take(worker, self._cases)
+        elif self._planned:
+            self._take(worker)
 
-    def _take(self, worker: _Worker, cases: Sequence[Drawn]) -> None:
-        declared = self._declared
-        assert declared is not None
+    def _take(self, worker: _Worker) -> None:
         while self._groups:
             numbers = [n for n in self._groups.pop() if self._needed(n)]
             if numbers:
-                digests = tuple(declared.input_digests[cases[n - 1].name] for n in numbers)
+                assert self._declared is not None
+                names = (self._known[n - 1].name for n in numbers)
+                digests = tuple(self._declared.input_digests[name] for name in names)
                 worker.numbers = numbers
                 kept = tuple(one.kept for one in self._done.values() if one.kept is not None)
                 self._give(worker, _JUDGING, Take(numbers=tuple(numbers), digests=digests, kept=kept))
@@ -234,13 +240,13 @@ class _Pool:
         last = self._last()
         return (last is None or number <= last) and all(number < n for n in self._refused)
 
-    def _open(self, cases: Sequence[Drawn]) -> bool:
+    def _open(self) -> bool:
         """Whether a case that counts is still to be judged."""
         settled = self._done.keys() | {item.number for item in self._lost}
-        return any(n not in settled and self._needed(n) for n in range(1, len(cases) + 1))
+        return any(n not in settled and self._needed(n) for n in range(1, len(self._known) + 1))
 
     def _conclude(self) -> None:
-        if self._declared is None or self._cases is None or self._open(self._cases):
+        if self._declared is None or not self._planned or self._open():
             return
         if any(w.does == WEIGHING for w in self._workers):
             return
@@ -312,7 +318,7 @@ class _Pool:
         if isinstance(message, Started):
             worker.case = message
             self._started += 1
-            self._say(Started(case=message.case, number=self._started, total=message.total))
+            self._say(Started(case=message.case, number=self._started, total=len(self._known)))
         elif isinstance(message, Judged):
             worker.case = None
             worker.numbers.remove(message.number)
@@ -350,11 +356,19 @@ class _Pool:
         elif isinstance(reply, Shown):
             assert self._tried is not None
             self._tried += reply.tried
+        elif isinstance(reply, Known):
+            self._known = reply.cases
+            self._groups = share_out(reply.cases, self._jobs)
         elif isinstance(reply, Planned):
             worker.planned = True
             if worker.tells:
-                self._cases = reply.cases
-                self._groups = share_out(reply.cases, self._jobs)
+                self._planned, self._known = True, reply.cases
+                self._groups = share_out(reply.cases, self._jobs, self._taken())
+
+    def _taken(self) -> set[int]:
+        """Numbers of the cases that are judged, lost, or out with a worker."""
+        out = {n for worker in self._workers for n in worker.numbers}
+        return out | self._done.keys() | {item.number for item in self._lost}
 
     def _enter(self, phase: Phase) -> None:
         if phase.name not in self._phases:

@@ -48,6 +48,10 @@ class Begun:
     drawn: tuple[Case, ...]  #: declared shapes
     observe: tuple[Case, ...]  #: of those, the ones to run for tile sizes; (): nothing depends on any
 
+    def plan(self) -> Plan:
+        """What can be judged before tile sizes are known; every plan begins with it."""
+        return Plan(entries=(*self.real, *map(entry_of, self.drawn)), bound=self.bound, options=self.options)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -230,7 +234,7 @@ class Session:
 
     def declare_drawn(self, begun: Begun) -> Declared:
         """What can be fixed before the target runs at all."""
-        return self.declare(begun, (*begun.real, *map(entry_of, begun.drawn)))
+        return self.declare(begun, begun.plan().entries)
 
     def _digests(self, entry: Entry) -> tuple[str, ...]:
         if entry.family != "captured":

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from bridge.errors import KernelError
+from bridge.verify.case import Case
 from bridge.verify.entries import Entry, one_thread, settle
 from bridge.verify.judge import JudgedCase, judge_case, keep_little, kept_of, weigh, worth_keeping
 from bridge.verify.plan import OWN_FAMILIES, observe_tiles
@@ -31,6 +32,7 @@ from bridge.verify.tasks import (
     Free,
     Judged,
     Kept,
+    Known,
     Loaded,
     Message,
     Observe,
@@ -82,16 +84,17 @@ class _Worker:
         self._session = session
         self._share = share
         self._emit = emit
-        self._plan: Plan | None = None
+        self._plan: Plan | None = None  #: None: nothing is drawn yet
 
     def serve(self, tasks: Iterable[Task]) -> None:
         session, emit = self._session, self._emit
         begun = session.begin()
+        self._plan = begun.plan()
         emit(Loaded(observe=len(begun.observe)))
         for task in tasks:
             if isinstance(task, Declare):
                 emit(session.declare_drawn(begun))
-                emit(Free())
+                emit(Known(cases=_drawn(self._plan.entries, begun.observe)))
             elif isinstance(task, Observe):
                 emit(Observed(tiles=observe_tiles(session.spec, [begun.observe[task.place]])))
             elif isinstance(task, Take):
@@ -201,10 +204,14 @@ def _told(part: Part, number: int, kept: Kept | None) -> Judged:
     return Judged(number=number, kept=kept, failed=failed, tiles=judged.tiles)
 
 
-def _drawn(entries: Iterable[Entry]) -> tuple[Drawn, ...]:
-    """How cases are shared out: by the length of their rows, since tiles follow it."""
+def _drawn(entries: Iterable[Entry], run: Iterable[Case] = ()) -> tuple[Drawn, ...]:
+    """How cases are shared out: by the length of their rows, since tiles follow it.
+
+    Args:
+        run: cases for which somebody has the kernels compiled anyway.
+    """
     found = []
-    seen: set[tuple[str, torch.Size]] = set()
+    seen = {(case.dtype, case.inputs[0].shape) for case in run}
     for entry in entries:
         if entry.family == "captured":
             found.append(Drawn(name=entry.name, group=CAPTURED, cost=1.0))

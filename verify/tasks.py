@@ -49,7 +49,7 @@ class Observe(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Declare(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Task: declare what can be fixed before the target runs at all."""
+    """Task: declare what can be fixed before the target runs at all, and say which cases those are."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -116,6 +116,12 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tiles: tuple[int, ...]
 
 
+class Known(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Reply: the cases that do not depend on tile sizes, with which every plan begins."""
+
+    cases: tuple[Drawn, ...]
+
+
 class Planned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Reply: every case of the judgement, in order."""
 
@@ -147,5 +153,5 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
-Reply = Opened | Loaded | Observed | Planned | Judged | Shown | Free | Alone
+Reply = Opened | Loaded | Observed | Known | Planned | Judged | Shown | Free | Alone
 Message = Event | Reply

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +65,8 @@ class Progress:
         self._declared = False
 
     def __enter__(self) -> Self:
+        # This process has little else to do while others judge.
+        threading.Thread(target=_prepare, daemon=True).start()
         return self
 
     def __exit__(
@@ -93,6 +97,11 @@ class Progress:
         line = f"{seconds:4.0f} s  {text}"[:100] if text else ""
         click.echo("\r" + line.ljust(self._shown) + ("\r" if not text else ""), err=True, nl=False)
         self._shown = len(line)
+
+
+def _prepare() -> None:
+    importlib.import_module("bridge.report.verdict_html")
+    importlib.import_module("bridge.report.page").prepare()
 
 
 def publish(verdict: Verdict, options: dict[str, Any]) -> int:

@@ -16,6 +16,8 @@ def short(value: float | None, *, missing: str = NONE) -> str:
         return "inf" if value > 0 else "-inf"
     if value == 0:
         return "0"
+    if 0.01 <= abs(value) < 999.5:
+        return f"{value:#.3g}".removesuffix(".")
     mantissa, exponent = f"{abs(value):.2e}".split("e")
     power = int(exponent)
     sign = "-" if value < 0 else ""

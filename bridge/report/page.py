@@ -47,6 +47,12 @@ def render_page(template: str, *, data: Any, **values: Any) -> str:
     )
 
 
+def prepare() -> None:
+    """Do now what every page needs and no page differs in: half of the time of a small one."""
+    _environment()
+    _plotly()
+
+
 def script_json(value: Any) -> Markup:
     """Return JSON that cannot end or confuse the script element it stands in."""
     text = msgspec.json.encode(value, order="deterministic").decode()

@@ -19,12 +19,13 @@ CLOSE = 0.01
 def margins(view: View) -> Figure:
     """Return every check of every tensor against its limit: one row each, one dot per case."""
     rows = list(view.margins)
+    edge = _right_edge(rows)
     groups: dict[str, dict[str, list[Any]]] = {}
     for y, margin in enumerate(rows):
         for point in _thin(margin.points):
             kind = _kind(point)
             trace = groups.setdefault(kind, {"x": [], "y": [], "text": []})
-            trace["x"].append(_position(point, _right_edge(rows)))
+            trace["x"].append(_position(point, edge))
             trace["y"].append(y)
             trace["text"].append(_hover(margin, point))
     traces = [
@@ -39,7 +40,6 @@ def margins(view: View) -> Figure:
         for kind in _MARKERS
         if kind in groups
     ]
-    edge = _right_edge(rows)
     spec = {
         "data": traces,
         "layout": layout(
