@@ -35,7 +35,7 @@ from bridge.verify.request import (
 from bridge.verify.verdict import Verdict
 
 #: More processes than this wait for each other: for the GPU, and for the last group of cases.
-MAX_JOBS = 16
+MAX_JOBS = 10
 #: Cores that one more process must have to be worth its start where only the declared shapes are judged.
 _QUICK_CORES = 4
 
