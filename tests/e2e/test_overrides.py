@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -44,22 +45,31 @@ OVERRIDES = (
 KERNELS = tuple(dict.fromkeys(name.partition(".")[0] for name in OVERRIDES))
 
 
+def _captured(folder: Path, imports: Iterable[str], *arguments: str) -> None:
+    """Run that config with these overrides and capture its second step."""
+    (folder / "mixed.py").write_text(CONFIG, encoding="utf-8")
+    names = ", ".join(f'"bridge.kernels.{name}"' for name in imports)
+    (folder / "train.toml").write_text(
+        f'[train]\nmodule = "mixed"\nconfig = "mixed"\n[train.set]\n"override.imports" = [{names}]\n',
+        encoding="utf-8",
+    )
+    done = bridge_command("capture", "--step", "2", *arguments, cwd=folder, PYTHONPATH=str(folder))
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="session")
 def replaced_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`capture/`: the second step of that run, with the tensors of all kernels."""
+    wanted = [part for name in KERNELS for part in ("--ops", name)]
+    return once(tmp_path_factory, "replaced", lambda folder: _captured(folder, OVERRIDES, *wanted))
 
-    def make(folder: Path) -> None:
-        (folder / "mixed.py").write_text(CONFIG, encoding="utf-8")
-        imports = ", ".join(f'"bridge.kernels.{name}"' for name in OVERRIDES)
-        (folder / "train.toml").write_text(
-            f'[train]\nmodule = "mixed"\nconfig = "mixed"\n[train.set]\n"override.imports" = [{imports}]\n',
-            encoding="utf-8",
-        )
-        wanted = [part for name in KERNELS for part in ("--ops", name)]
-        done = bridge_command("capture", "--step", "2", *wanted, cwd=folder, PYTHONPATH=str(folder))
-        assert done.returncode == 0, done.stderr
 
-    return once(tmp_path_factory, "replaced", make)
+def test_loss_and_gradient_are_the_stock_runs(replaced_run: Path, tmp_path: Path) -> None:
+    """The same seed gives the same weights, and a step of all kernels leaves them as they should be."""
+    _captured(tmp_path, (), "--tensors", "none")
+    stock, replaced = (load_capture(f / "capture").manifest.metrics for f in (tmp_path, replaced_run))
+    assert stock["loss"] == pytest.approx(replaced["loss"], rel=1e-6)
+    assert stock["grad_norm"] == pytest.approx(replaced["grad_norm"], rel=1e-6)
 
 
 def test_the_overrides_are_there(replaced_run: Path) -> None:
