@@ -68,7 +68,13 @@ def _forward(spec: KernelSpec, path: str) -> Any:
                 f"{len(args)} arguments and {sorted(kwargs)}; it cannot replace this class"
             )
         inputs = [given[name] if name in given else _own(self, name, spec, path) for name in spec.inputs]
-        attrs = {name: _attribute(self, name, value, inputs[0]) for name, value in spec.attrs.items()}
+        unread = sorted(_state(self) - set(spec.inputs))
+        if unread:
+            raise RunError(
+                f"kernel {spec.name} does not read {', '.join(unread)}, which this {path} has; "
+                "it cannot replace it"
+            )
+        attrs = {name: _attribute(self, name, spec, path, inputs[0]) for name in spec.attrs}
         return spec.target(*inputs, **attrs)
 
     return forward
@@ -83,9 +89,20 @@ def _own(module: torch.nn.Module, name: str, spec: KernelSpec, path: str) -> tor
     return found
 
 
-def _attribute(module: torch.nn.Module, name: str, declared: Any, first: torch.Tensor) -> Any:
-    value = getattr(module, name, declared)
+def _state(module: torch.nn.Module) -> set[str]:
+    """Names of the parameters and buffers that the module itself saves."""
+    buffers = {name for name in module._buffers if name not in module._non_persistent_buffers_set}
+    held = module._parameters | module._buffers
+    return {name for name in module._parameters.keys() | buffers if held[name] is not None}
+
+
+def _attribute(module: torch.nn.Module, name: str, spec: KernelSpec, path: str, first: torch.Tensor) -> Any:
+    value = getattr(module, name, spec.attrs[name])
     if value is None and name == "eps":
         # torch's norms take the smallest step of the input's type when no eps was given.
         return torch.finfo(first.dtype).eps
-    return declared if value is None else value
+    if value is None and spec.attrs[name] is not None:
+        raise RunError(
+            f"kernel {spec.name} needs {name!r}, which this {path} leaves open; it cannot replace it"
+        )
+    return value

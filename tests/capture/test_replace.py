@@ -68,3 +68,16 @@ def test_a_class_without_the_kernels_inputs_says_which() -> None:
         torch.nn.RMSNorm(8)(torch.randn(2, 8))
     with replaced({"torch.nn.Bilinear": "rms_norm"}), pytest.raises(RunError, match="was called with 3"):
         torch.nn.Bilinear(2, 2, 2)(torch.randn(2), torch.randn(2), torch.randn(2))
+
+
+def test_what_a_kernel_would_leave_out_is_refused() -> None:
+    """Class weights that no kernel reads, an axis that torch picks by the number of axes: other numbers."""
+    logits, target = torch.randn(2, 3), torch.tensor([0, 2])
+    with replaced({"torch.nn.CrossEntropyLoss": "cross_entropy"}):
+        with pytest.raises(RunError, match=r"does not read weight, which this torch\.nn\.Cross"):
+            torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))(logits, target)
+        assert torch.nn.CrossEntropyLoss(reduction="sum")(logits, target).shape == ()
+    with replaced({"torch.nn.Softmax": "softmax"}):
+        with pytest.raises(RunError, match=r"needs 'dim', which this torch\.nn\.Softmax leaves"):
+            torch.nn.Softmax()(torch.randn(2, 3, 4, 5))
+        torch.testing.assert_close(torch.nn.Softmax(0)(logits).sum(0), torch.ones(3))
