@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import msgspec
 
@@ -21,10 +21,12 @@ from bridge.verify.tasks import Message, Task
 #: Importing torch and compiling a first kernel may take this long on a cold machine.
 MIN_LOADING_SECONDS = 120.0
 
+#: Files in memory need no disk, which may be full or read-only.
+_MEMORY = hasattr(os, "memfd_create")
 #: Small blocks gain nothing from a pool of threads in every process.
 _SETTINGS = {"OPENBLAS_NUM_THREADS": "1"}
 
-_FRAME = re.compile(r'File "(.+?)", line (\d+) in (\w+)')
+_FRAME = re.compile(r'File "(.+?)", line (\d+) in (\S+)')
 _DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
@@ -41,11 +43,13 @@ class Process(Protocol):
 
 
 class Pipes:
-    """A child's ends of its pipes, this process's ends, and the file that a crash leaves its trace in."""
+    """A child's ends of its pipes, this process's ends, and the file that a crash leaves its trace in.
+
+    The file has no name, so that nothing is left of it however this process ends.
+    """
 
     def __init__(self) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="bridge-")
-        self.trace = Path(self.folder.name) / "fault"
+        self.trace = os.fdopen(os.memfd_create("trace"), "w+b") if _MEMORY else tempfile.TemporaryFile()
         self.said, self.say = os.pipe()  #: read here, written by the child
         self.taken, tasks = os.pipe()  #: read by the child, written here
         self.tasks = os.fdopen(tasks, "wb")
@@ -60,7 +64,7 @@ class Pipes:
         with contextlib.suppress(BrokenPipeError):
             self.tasks.close()
         os.close(self.said)
-        self.folder.cleanup()
+        self.trace.close()
 
 
 def spawn(job: Job, *, nursery: int | None = None) -> Child:
@@ -70,8 +74,8 @@ def spawn(job: Job, *, nursery: int | None = None) -> Child:
         nursery: socket on which it is told to fork; None: it will not be.
     """
     pipes = Pipes()
-    handed = (pipes.say, *(() if nursery is None else (nursery,)))
-    command = [sys.executable, "-m", "bridge.verify.worker", str(pipes.trace), *map(str, handed)]
+    handed = (pipes.say, pipes.trace.fileno(), *(() if nursery is None else (nursery,)))
+    command = [sys.executable, "-m", "bridge.verify.worker", *map(str, handed)]
     try:
         process = subprocess.Popen(
             command,
@@ -175,12 +179,11 @@ def signal_name(number: int) -> str:
     return f"{found.name}, {meaning}{hint}" if meaning else found.name
 
 
-def _where(trace: Path) -> str:
+def _where(trace: IO[bytes]) -> str:
     """ " in f (kernel.py:12)": the innermost frame outside installed packages, as faulthandler saw it."""
-    try:
-        frames = _FRAME.findall(trace.read_text(errors="replace"))
-    except OSError:
-        return ""
+    # The child wrote through the same open file, so this end stands behind what it wrote.
+    trace.seek(0)
+    frames = _FRAME.findall(trace.read().decode(errors="replace"))
     own = [frame for frame in frames if "site-packages" not in frame[0] and "/lib/python" not in frame[0]]
     for file, line, function in (own or frames)[:1]:
         return f" in {function} ({Path(file).name}:{line})"

@@ -40,3 +40,15 @@ def eager_operators(spec: KernelSpec, case: Case) -> tuple[str, ...]:
     with _Ops() as ops, torch.enable_grad():
         run(spec.target, spec, case)
     return tuple(ops.computed)
+
+
+def complaint(spec: KernelSpec, case: Case) -> str | None:
+    """Why a target that launched nothing does not count as a kernel, in words; None: it does."""
+    ran = eager_operators(spec, case)
+    if not ran:
+        return None
+    shown = ", ".join(ran[:4]) + (", ..." if len(ran) > 4 else "")
+    return (
+        f"{spec.name} launched no kernel: the target ran eager operators instead ({shown}), and an eager "
+        "fallback is not judged as a kernel"
+    )

@@ -13,13 +13,11 @@ import select
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-import msgspec
-
 from bridge import errors
 from bridge.verify.child import MIN_LOADING_SECONDS, hangs, raise_refusal, spawn
-from bridge.verify.pool import MAX_LOST, NotShared, judge_together
+from bridge.verify.lost import gives_up, last_that_counts
+from bridge.verify.pool import NotShared, judge_together
 from bridge.verify.request import (
-    PLANNING,
     Broke,
     Event,
     Finished,
@@ -45,7 +43,11 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 class _Died(Exception):
-    """The child ended without a verdict; carries why, in words."""
+    """The child ended without a verdict; carries why, in words, and whether it had to be ended."""
+
+    def __init__(self, reason: str, *, hung: bool = False) -> None:
+        super().__init__(reason)
+        self.hung = hung
 
 
 def verify_isolated(
@@ -109,14 +111,14 @@ def _judge_alone(request: Request, timeout: float, progress: Callable[[Event], N
                         return event.verdict
                     at.note(event)
         except _Died as died:
-            resume = at.after(resume, str(died))
+            resume = at.after(resume, died)
 
 
 class _Place:
     """Where the child is, for the day it dies."""
 
     def __init__(self) -> None:
-        self._case: Started | None = None
+        self._case: Started | Phase | None = None
         self._phase = "loading"
 
     def note(self, event: Event) -> None:
@@ -124,27 +126,25 @@ class _Place:
         if isinstance(event, Started):
             self._case = event
         elif isinstance(event, Phase):
-            self._case, self._phase = None, event.name
+            self._case, self._phase = event if event.case else None, event.name
         elif isinstance(event, Unusable):
             raise _Died(event.reason)
         elif isinstance(event, Refused | Broke):
             raise_refusal(event)
 
-    def after(self, resume: Resume, reason: str) -> Resume:
+    def after(self, resume: Resume, died: _Died) -> Resume:
         """How to go on without the case that was lost.
 
         Raises:
             KernelError: it was no case that killed the process.
         """
         if self._case is None:
-            if self._phase == PLANNING and not resume.unplanned:
-                return msgspec.structs.replace(resume, unplanned=True)
-            text = f"while {self._phase}, {reason}; --in-process runs the kernel under a debugger"
+            text = f"while {self._phase}, {died}; --in-process runs the kernel under a debugger"
             raise errors.KernelError(text)
-        lost = (*resume.lost, Lost(case=self._case.case, number=self._case.number, reason=reason))
+        case, number = self._case.case, self._case.number
+        lost = (*resume.lost, Lost(case=case, number=number, reason=str(died), hung=died.hung))
         # Cases before the last lost one have shown that they can be judged.
-        last = self._case.number if len(lost) >= MAX_LOST else None
-        return Resume(lost=lost, last=last, unplanned=resume.unplanned)
+        return Resume(lost=lost, last=number if gives_up(lost) else last_that_counts(lost))
 
 
 def _events(job: Job, timeout: float) -> Generator[Event, None, None]:
@@ -158,13 +158,13 @@ def _events(job: Job, timeout: float) -> Generator[Event, None, None]:
     try:
         while True:
             if not select.select([child], [], [], limit)[0]:
-                raise _Died(hangs(limit))
+                raise _Died(hangs(limit), hung=True)
             said = child.read()
             if said is None:
                 raise _Died(child.how_it_ended())
             for event in said:
                 assert isinstance(event, Event)
-                running = isinstance(event, Started) or event == Phase(name=PLANNING)
+                running = isinstance(event, Started) or (isinstance(event, Phase) and event.case != "")
                 limit = timeout if running else max(timeout, MIN_LOADING_SECONDS)
                 yield event
     finally:

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -82,7 +83,7 @@ class Nursery:
         """
         if self._forks:
             pipes = Pipes()
-            pid = self._ask(str(pipes.trace), pipes.taken, pipes.say)
+            pid = self._ask(_FORK, pipes.taken, pipes.say, pipes.trace.fileno())
             pipes.handed_over()
             if pid is None:
                 pipes.close()
@@ -130,8 +131,8 @@ class _Forked:
         return self._status
 
 
-#: Begins a message that asks for the end of a process; no path of a trace begins so.
-_WAIT = "wait "
+#: What a nursery can be asked for: another worker, and the end of one by its number.
+_FORK, _WAIT = "fork", "wait "
 
 
 def preload() -> None:
@@ -163,34 +164,59 @@ def can_fork() -> bool:
     return len(list(Path("/proc/self/task").iterdir())) == 1
 
 
-def breed(descriptor: int, work: Callable[[int, int, str], NoReturn]) -> NoReturn:
-    """Fork whenever asked to, until nobody can ask any more.
+def breed(
+    descriptor: int, work: Callable[[int, int, int], NoReturn], folder: Path, ready: Callable[[], None]
+) -> NoReturn:
+    """Fork whenever asked to, until nobody can ask any more; then leave nothing behind.
 
     Args:
         descriptor: of the socket on which this process is asked.
         work: what a fork does, with its pipe of tasks, its pipe of events and the file for its trace.
+        folder: common to the forks; made here and removed at the end.
+        ready: called when it can be asked.
     """
-    with socket.socket(fileno=descriptor) as asked:
-        while True:
-            message, handed, _, _ = socket.recv_fds(asked, _LONGEST, 2)
-            text = message.decode()
-            if not text:
-                os._exit(0)
-            if text.startswith(_WAIT):
-                _, status = os.waitpid(int(text.removeprefix(_WAIT)), 0)
-                asked.sendall(str(os.waitstatus_to_exitcode(status)).encode())
-                continue
-            pid = os.fork()
-            if pid == 0:
+    alive: set[int] = set()
+    folder.mkdir(mode=0o700)
+    # Whoever asks may be killed at any moment, also between a question and its answer.
+    with socket.socket(fileno=descriptor) as asked, contextlib.suppress(ConnectionError):
+        ready()
+        while _answer(asked, work, alive):
+            pass
+    for pid in alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    for pid in alive:
+        os.waitpid(pid, 0)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _answer(asked: socket.socket, work: Callable[[int, int, int], NoReturn], alive: set[int]) -> bool:
+    """Do what is asked for next; False: there is nobody to ask. `alive` follows the forks."""
+    message, handed, _, _ = socket.recv_fds(asked, _LONGEST, 3)
+    text = message.decode()
+    if text.startswith(_WAIT):
+        pid = int(text.removeprefix(_WAIT))
+        _, status = os.waitpid(pid, 0)
+        alive.discard(pid)
+        asked.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    elif text:
+        pid = os.fork()
+        if pid == 0:
+            try:
                 asked.close()
                 os.setpgid(0, 0)
                 for end in handed:
                     # What the kernel starts must not keep the pipes open when this process is gone.
                     os.set_inheritable(end, False)
-                work(handed[0], handed[1], text)
-            for end in handed:
-                os.close(end)
-            # Both set it: whoever kills the group must find it, however early.
-            with contextlib.suppress(OSError):
-                os.setpgid(pid, pid)
-            asked.sendall(str(pid).encode())
+                work(*handed)
+            finally:
+                os._exit(1)  # Whatever happens, it is no nursery.
+        alive.add(pid)
+        for end in handed:
+            os.close(end)
+        # Both set it: whoever kills the group must find it, however early.
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)
+        asked.sendall(str(pid).encode())
+    return bool(text)

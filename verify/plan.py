@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from bridge.errors import SpecError
+from bridge.errors import KernelError, SpecError
 from bridge.verify.case import Case
 from bridge.verify.execute import copy_with_layout, run_target, split
 from bridge.verify.layouts import GRAD_LAYOUTS, INPUT_LAYOUTS
 from bridge.verify.options import Options
 from bridge.verify.probes import probe_cases
+from bridge.verify.raised import broke_gpu, refusal
 from bridge.verify.spec import KernelSpec
 from bridge.verify.sweeps import SWEEPS, Sweep, applies, changed, roles
 
@@ -88,12 +89,18 @@ def _added(
 
 
 def observe_tiles(spec: KernelSpec, declared: Sequence[Case]) -> tuple[int, ...]:
-    """Tile extents seen in the constexprs of the launches over the declared shapes."""
+    """Tile extents seen in the constexprs of the launches over the declared shapes.
+
+    Raises:
+        KernelError: the target broke the GPU's context, so this process cannot go on.
+    """
     seen: set[int] = set()
     for case in declared:
         try:
             result = run_target(spec, case)
-        except Exception:
+        except Exception as error:
+            if broke_gpu(error):
+                raise KernelError(refusal(spec, case, "target", error)) from error
             continue
         if not isinstance(result, str):
             seen.update(result.tiles)

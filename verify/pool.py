@@ -9,16 +9,21 @@ order, whoever judged them and whenever.
 from __future__ import annotations
 
 import math
+import secrets
 import select
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bridge.errors import BridgeError, KernelError
 from bridge.verify.child import MIN_LOADING_SECONDS, Child, error_of, hangs, raise_refusal
+from bridge.verify.lost import gives_up, last_that_counts
 from bridge.verify.nursery import Nursery
 from bridge.verify.request import (
+    DRAWING,
     PLANNING,
     WEIGHING,
     Broke,
@@ -49,6 +54,7 @@ from bridge.verify.tasks import (
     Observe,
     Observed,
     Opened,
+    Place,
     Plan,
     Planned,
     Reply,
@@ -61,21 +67,14 @@ from bridge.verify.tasks import (
 )
 from bridge.verify.verdict import Verdict
 
-#: A kernel that crashes everywhere is not worth a process per case.
-MAX_LOST = 4
-
 #: What a worker does, beside the phases that are told; shown when it dies meanwhile.
-_DECLARING, _DRAWING, _JUDGING = "declaring", "drawing inputs", "judging"
+_DECLARING, _JUDGING = "declaring", "judging"
 
 Say = Callable[[Event], None]
 
 
 class NotShared(Exception):
     """Only a single process can judge this kernel; carries why, in words."""
-
-
-class _Unplanned(Exception):
-    """The kernel died while its tile sizes were looked for."""
 
 
 def judge_together(request: Request, *, jobs: int, timeout: float, progress: Say) -> Verdict:
@@ -89,16 +88,16 @@ def judge_together(request: Request, *, jobs: int, timeout: float, progress: Say
         BridgeError: whatever the judgement refuses.
         NotShared: it has to be done by one process.
     """
-    resume = Resume()
-    while True:
-        with tempfile.TemporaryDirectory(prefix="bridge-") as folder:
-            pool = _Pool(request, resume, folder, jobs, timeout, progress)
-            try:
-                return pool.run()
-            except _Unplanned:
-                resume = Resume(unplanned=True)
-            finally:
-                pool.end()
+    try:
+        folder = Path(tempfile.gettempdir()) / f"bridge-{secrets.token_hex(8)}"
+    except OSError as error:
+        raise NotShared(f"there is no folder for what was found: {error}") from error
+    pool = _Pool(request, str(folder), jobs, timeout, progress)
+    try:
+        return pool.run()
+    finally:
+        pool.end()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def share_out(cases: Sequence[Drawn], jobs: int, taken: Container[int] = ()) -> list[list[int]]:
@@ -149,17 +148,14 @@ class _Worker:
 
 
 class _Pool:
-    def __init__(
-        self, request: Request, resume: Resume, folder: str, jobs: int, timeout: float, progress: Say
-    ) -> None:
-        share = Share(folder=folder)
-        self._nursery = Nursery(Job(request=request, resume=resume, share=share))
-        self._resume = resume
+    def __init__(self, request: Request, folder: str, jobs: int, timeout: float, progress: Say) -> None:
+        self._nursery = Nursery(Job(request=request, resume=Resume(), share=Share(folder=folder)))
         self._jobs, self._timeout, self._say = jobs, timeout, progress
         self._workers: list[_Worker] = []
         self._dismissed: list[_Worker] = []
         self._phases: set[str] = set()
-        self._observe: list[int] | None = None  #: places still to be run for tile sizes; None: not known yet
+        #: Places still to be run for tile sizes; None: not known yet.
+        self._observe: list[tuple[int, Place]] | None = None
         self._tiles: set[int] = set()
         self._declared: Declared | None = None
         self._known: tuple[Drawn, ...] = ()  #: cases that can be judged; before the plan, its beginning
@@ -203,19 +199,24 @@ class _Pool:
                 self._give(worker, _DECLARING, Declare())
         elif self._observe:
             self._enter(Phase(name=PLANNING))
-            self._give(worker, PLANNING, Observe(place=self._observe.pop(0)))
+            place, case = self._observe.pop(0)
+            self._give(worker, PLANNING, Observe(place=place))
+            worker.case = Started(case=case.case, number=case.number, total=0)
         elif any(w.does == PLANNING for w in self._workers):
             self._take(worker)
         elif not worker.planned:
             tell = not self._planned and not any(w.tells for w in self._workers)
             worker.tells = tell
-            self._give(worker, _DRAWING, Plan(tiles=tuple(sorted(self._tiles)), tell=tell))
+            self._give(worker, DRAWING, Plan(tiles=tuple(sorted(self._tiles)), tell=tell))
         elif self._planned:
             self._take(worker)
 
     def _take(self, worker: _Worker) -> None:
-        while self._groups:
-            numbers = [n for n in self._groups.pop() if self._needed(n)]
+        # What somebody runs for its tile sizes may hang there, and no case is to hang twice.
+        run = {w.case.number for w in self._workers if w.does == PLANNING and w.case is not None}
+        for group in [group for group in reversed(self._groups) if run.isdisjoint(group)]:
+            self._groups.remove(group)
+            numbers = [n for n in group if self._needed(n)]
             if numbers:
                 assert self._declared is not None
                 names = (self._known[n - 1].name for n in numbers)
@@ -231,26 +232,22 @@ class _Pool:
 
     # What counts, in the order of the cases
 
-    def _last(self) -> int | None:
-        """Number of the last case that counts once the kernel has crashed too often."""
-        numbers = sorted(item.number for item in self._lost)
-        return numbers[MAX_LOST - 1] if len(numbers) >= MAX_LOST else None
-
     def _needed(self, number: int) -> bool:
-        last = self._last()
+        last = last_that_counts(self._lost)
+        if gives_up(self._lost) or any(number == item.number for item in self._lost):
+            return False
         return (last is None or number <= last) and all(number < n for n in self._refused)
 
     def _open(self) -> bool:
         """Whether a case that counts is still to be judged."""
-        settled = self._done.keys() | {item.number for item in self._lost}
-        return any(n not in settled and self._needed(n) for n in range(1, len(self._known) + 1))
+        return any(n not in self._done and self._needed(n) for n in range(1, len(self._known) + 1))
 
     def _conclude(self) -> None:
         if self._declared is None or not self._planned or self._open():
             return
         if any(w.does == WEIGHING for w in self._workers):
             return
-        last = self._last()
+        last = None if gives_up(self._lost) else last_that_counts(self._lost)
         if self._refused and (last is None or min(self._refused) < last):
             raise self._refused[min(self._refused)]
         self._dismiss([w for w in self._workers if w.does == _JUDGING])  # What they judge does not count.
@@ -263,11 +260,11 @@ class _Pool:
         if self._tried is None and not any(one.failed for one in done):
             self._try(free, done, self._declared)
             return
+        lost = sorted(self._lost, key=lambda item: item.number)
         task = Conclude(
             declared=self._declared,
             done=tuple(one.number for one in done),
-            lost=tuple(sorted(self._lost, key=lambda item: item.number)[:MAX_LOST]),
-            last=last,
+            lost=tuple(item for item in lost if last is None or item.number <= last),
             tried=None if self._tried is None else tuple(self._tried),
         )
         self._give(free[0], WEIGHING, task)
@@ -312,7 +309,7 @@ class _Pool:
         for worker in list(self._workers):
             limit = worker.limit(self._timeout)
             if worker not in ready and time.monotonic() > worker.heard + limit:
-                self._died(worker, hangs(limit))
+                self._died(worker, hangs(limit), hung=True)
 
     def _hear(self, worker: _Worker, message: Message) -> None:
         if isinstance(message, Started):
@@ -347,10 +344,10 @@ class _Pool:
     def _ready(self, worker: _Worker, reply: Reply) -> None:
         if isinstance(reply, Opened):
             return  # A worker that was not forked, on its way.
-        worker.does = ""
+        worker.does, worker.case = "", None
         if isinstance(reply, Loaded):
             if self._observe is None:
-                self._observe = list(range(reply.observe))
+                self._observe = list(enumerate(reply.observe))
         elif isinstance(reply, Observed):
             self._tiles.update(reply.tiles)
         elif isinstance(reply, Shown):
@@ -364,6 +361,10 @@ class _Pool:
             if worker.tells:
                 self._planned, self._known = True, reply.cases
                 self._groups = share_out(reply.cases, self._jobs, self._taken())
+                if self._lost:
+                    # It crashes: one by one and in order, which finds out soonest whether it does everywhere.
+                    self._groups = [[n] for group in self._groups for n in group]
+                    self._groups.sort(reverse=True)
 
     def _taken(self) -> set[int]:
         """Numbers of the cases that are judged, lost, or out with a worker."""
@@ -375,17 +376,17 @@ class _Pool:
             self._phases.add(phase.name)
             self._say(phase)
 
-    def _died(self, worker: _Worker, reason: str) -> None:
-        if worker.does == PLANNING and not self._resume.unplanned:
-            raise _Unplanned
+    def _died(self, worker: _Worker, reason: str, *, hung: bool = False) -> None:
         if worker.case is None:
             text = (
                 f"while {worker.does or 'waiting'}, {reason}; --in-process runs the kernel under a debugger"
             )
             raise KernelError(text)
         case = worker.case
-        self._lost.append(Lost(case=case.case, number=case.number, reason=reason))
-        worker.numbers.remove(case.number)
+        self._lost.append(Lost(case=case.case, number=case.number, reason=reason, hung=hung))
+        worker.numbers = [number for number in worker.numbers if number != case.number]
+        if self._observe is not None:
+            self._observe = [item for item in self._observe if self._needed(item[1].number)]
         self._replace(worker)
 
     def _replace(self, worker: _Worker) -> None:
@@ -393,5 +394,5 @@ class _Pool:
         if worker.numbers:
             self._groups.append(worker.numbers)
         self._dismiss([worker])
-        if any(self._needed(n) for group in self._groups for n in group):
+        if not self._planned or any(self._needed(n) for group in self._groups for n in group):
             self._start()

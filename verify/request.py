@@ -13,6 +13,8 @@ from bridge.verify.verdict import Constants, Provenance, Verdict
 
 #: Phase during which the target first runs, to show its tile sizes.
 PLANNING = "planning"
+#: Phase in which every case is drawn.
+DRAWING = "drawing inputs"
 #: Phase in which what all cases showed is put together: power, diagnosis.
 WEIGHING = "weighing the evidence"
 
@@ -103,9 +105,11 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Work outside any case: loading, power, diagnosis."""
+    """Work outside the judging of any case: loading, power, diagnosis."""
 
     name: str
+    case: str = ""  #: while planning: what the target is about to run on
+    number: int = 0  #: of that case
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -143,6 +147,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
     case: str
     number: int
     reason: str
+    hung: bool = False
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,13 +155,12 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
 
     lost: tuple[Lost, ...] = ()
     last: int | None = None  #: number of the last case to judge; None: all
-    unplanned: bool = False  #: looking for tile sizes killed the process: declared shapes only
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
     """What makes a child one of several that judge together."""
 
-    folder: str  #: common to all: what was found about each case
+    folder: str  #: common to all: what was found about each case; made by whoever needs it first
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -16,10 +16,12 @@ from bridge.verify.case import Case
 from bridge.verify.entries import Announced, Entry, entry_of, one_thread
 from bridge.verify.judge import Judgement, constants_of, judge
 from bridge.verify.loading import load, refuse_torn
+from bridge.verify.lost import not_judged
 from bridge.verify.options import Options
 from bridge.verify.plan import observe_tiles, plan_cases
 from bridge.verify.registry import LoadedSpec
 from bridge.verify.request import (
+    DRAWING,
     PLANNING,
     Declared,
     Emit,
@@ -51,6 +53,10 @@ class Begun:
     def plan(self) -> Plan:
         """What can be judged before tile sizes are known; every plan begins with it."""
         return Plan(entries=(*self.real, *map(entry_of, self.drawn)), bound=self.bound, options=self.options)
+
+    def places(self) -> list[tuple[int, Case]]:
+        """Numbers that the observed cases will have, and the cases."""
+        return list(enumerate(self.observe, len(self.real) + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +183,7 @@ class Session:
         if kept:
             taken = Announced(kept, self.say, len(plan.entries), done, self.threads)
             found = judge(self.spec, taken, constants=declared.constants, options=plan.options)
-        return self.conclude(plan, declared, found, replayed)
+        return self.conclude(plan, declared, found, replayed, {entry.name for _, entry in kept})
 
     def prepare(self) -> tuple[Plan, Declared]:
         """Bind, plan and declare; the target runs for the first time while tile edges are planned."""
@@ -186,12 +192,21 @@ class Session:
         if begun.observe:
             # What is known without running the target is declared before it runs.
             self.say(self.declare_drawn(begun))
-            self.say(Phase(name=PLANNING))
-            tiles = observe_tiles(self.spec, begun.observe)
+            tiles = self._observe(begun)
+            self.say(Phase(name=DRAWING))
         plan = self.plan(begun, tiles)
         declared = self.declare(begun, plan.entries)
         self.say(declared)
         return plan, declared
+
+    def _observe(self, begun: Begun) -> tuple[int, ...]:
+        lost, last = {item.case for item in self.resume.lost}, self.resume.last
+        seen: set[int] = set()
+        for number, case in begun.places():
+            if case.name not in lost and (last is None or number <= last):
+                self.say(Phase(name=PLANNING, case=case.name, number=number))
+                seen.update(observe_tiles(self.spec, [case]))
+        return tuple(sorted(seen))
 
     def begin(self) -> Begun:
         """Bind captured calls and draw the declared shapes."""
@@ -211,7 +226,7 @@ class Session:
             bound = replace(bound, left_out=(*bound.left_out, text))
         elif request.sweep and not options.recorded:
             known = self._draw(replace(options, sweeps=False), ())
-            if not (request.quick or self.resume.unplanned):
+            if not request.quick:
                 observe = known[: len(request.shapes or self.spec.shapes)]
         return Begun(
             bound=bound,
@@ -261,10 +276,8 @@ class Session:
         ranks = {len(shape) for shape in spec.shapes}
         for shape in request.shapes:
             if len(shape) not in ranks:
-                declared = ", ".join(map(str, spec.shapes))
-                raise UsageError(
-                    f"op {spec.name} does not declare shapes like {shape} (declared: {declared})"
-                )
+                known = ", ".join(map(str, spec.shapes))
+                raise UsageError(f"op {spec.name} does not declare shapes like {shape} (declared: {known})")
 
     def _bind(self) -> Bindings:
         request, spec = self.request, self.spec
@@ -304,9 +317,17 @@ class Session:
             ) from error
 
     def conclude(
-        self, plan: Plan, declared: Declared, found: Judgement | None, replayed: Sequence[replay.Replayed]
+        self,
+        plan: Plan,
+        declared: Declared,
+        found: Judgement | None,
+        replayed: Sequence[replay.Replayed],
+        tried: Collection[str],
     ) -> Verdict:
         """The verdict, from what judging found and what was lost on the way.
+
+        Args:
+            tried: names of the cases that were taken up and not lost.
 
         Raises:
             KernelError: the target raised on every case, so that nothing was judged.
@@ -315,9 +336,9 @@ class Session:
         entries, options = plan.entries, plan.options
         if found is not None and found.never_ran is not None and not lost:
             raise KernelError(found.never_ran)
-        last = self.resume.last or len(entries)
-        silent = lost.keys() | (found.raised if found is not None else frozenset())
-        first = next((entry for entry in entries[:last] if entry.name not in silent), None)
+        silent = found.raised if found is not None else frozenset()
+        first = next((e for e in entries if e.name in tried and e.name not in silent), None)
+        beyond = sum(e.name not in tried and e.name not in lost for e in entries)
         kernels = self._kernels(plan.bound, found, options)
         fidelity = replay.summarise(
             replayed,
@@ -333,19 +354,17 @@ class Session:
             declared=declared,
             fidelity=fidelity,
             lost=[(entry.load(), lost[entry.name]) for entry in entries if entry.name in lost],
-            left_out=self._left_out(plan.bound, beyond=len(entries) - last),
+            left_out=self._left_out(plan.bound, beyond=beyond),
             fallback=None if first is None else self._fallback(first, kernels, options),
             drawn=self._drawn(entries, found),
         )
 
     def _left_out(self, bound: Bindings, *, beyond: int) -> list[str]:
         told = list(bound.left_out)
-        if self.resume.unplanned:
-            told.append("tile edges, adversarial values and layouts: the kernel died while they were planned")
         if self.request.quick and self.request.sweep:
             told.append("tile edges, adversarial values and layouts (--quick)")
         if beyond:
-            told.append(f"{beyond} cases after the kernel had crashed on {len(self.resume.lost)}")
+            told.append(not_judged(self.resume.lost, beyond))
         if self.capture is not None:
             told += [f"capture: {text}" for text in self.capture.problems]
         return told
@@ -362,14 +381,7 @@ class Session:
             return None
         if options.recorded:
             return f"{name}: the run launched no kernel in the captured calls: they hold no kernel's output"
-        ran = fallback.eager_operators(self.spec, first.load())
-        if not ran:
-            return None
-        shown = ", ".join(ran[:4]) + (", ..." if len(ran) > 4 else "")
-        return (
-            f"{name} launched no kernel: the target ran eager operators instead ({shown}), and an eager "
-            "fallback is not judged as a kernel"
-        )
+        return fallback.complaint(self.spec, first.load())
 
     def _drawn(self, entries: Sequence[Entry], found: Judgement | None) -> tuple[str, ...]:
         """Told when a captured call fails and everything that `sample` alone draws passes."""

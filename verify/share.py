@@ -37,6 +37,7 @@ from bridge.verify.tasks import (
     Message,
     Observe,
     Observed,
+    Place,
     Planned,
     Shown,
     Take,
@@ -90,7 +91,7 @@ class _Worker:
         session, emit = self._session, self._emit
         begun = session.begin()
         self._plan = begun.plan()
-        emit(Loaded(observe=len(begun.observe)))
+        emit(Loaded(observe=tuple(Place(case=case.name, number=n) for n, case in begun.places())))
         for task in tasks:
             if isinstance(task, Declare):
                 emit(session.declare_drawn(begun))
@@ -167,7 +168,7 @@ class _Worker:
     def _conclude(self, task: Conclude) -> None:
         assert self._plan is not None
         session, plan = self._session, self._plan
-        session.resume = Resume(lost=task.lost, last=task.last, unplanned=session.resume.unplanned)
+        session.resume = Resume(lost=task.lost)
         self._emit(Phase(name=WEIGHING))
         judged: list[JudgedCase] = []
         replayed: list[Replayed] = []
@@ -183,7 +184,8 @@ class _Worker:
         if task.done:
             power = None if task.tried is None else power_of(task.tried)
             found = weigh(session.spec, judged, constants=constants, options=plan.options, power=power)
-        verdict = session.conclude(plan, task.declared, found, replayed)
+        tried = {plan.entries[number - 1].name for number in task.done}
+        verdict = session.conclude(plan, task.declared, found, replayed, tried)
         self._emit(Finished(verdict=verdict))
 
     def _part(self, number: int) -> Part:

@@ -42,6 +42,13 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     cost: float  #: estimated, in units of a small case
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A case that is known before all are planned."""
+
+    case: str
+    number: int  #: from 1, as when all are planned
+
+
 class Observe(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Task: run the target on this one of the observed cases, for its tile sizes."""
 
@@ -91,7 +98,6 @@ class Conclude(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     declared: Declared
     done: tuple[int, ...]
     lost: tuple[Lost, ...]
-    last: int | None
     tried: tuple[Tried, ...] | None  #: None: no variant was tried yet
 
 
@@ -107,7 +113,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Reply: the kernel is loaded, captured calls are bound and the declared shapes drawn."""
 
-    observe: int  #: cases to run for tile sizes; 0: what is judged does not depend on any
+    observe: tuple[Place, ...]  #: cases to run for tile sizes; (): what is judged does not depend on any
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

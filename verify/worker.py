@@ -25,16 +25,16 @@ from bridge.verify.tasks import Message, Opened, Task
 _PR_SET_PDEATHSIG = 1
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(*, never: bool = False) -> None:
     """A hanging kernel must not outlive a command that was killed; only Linux can be asked for that."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0 if never else signal.SIGKILL)
 
 
-def _speak(descriptor: int, trace: str, work: Callable[[Callable[[Message], None]], None]) -> NoReturn:
+def _speak(descriptor: int, trace: int, work: Callable[[Callable[[Message], None]], None]) -> NoReturn:
     """Do `work` with a function that sends messages; what goes wrong is a message too."""
-    with Path(trace).open("w") as fault, os.fdopen(descriptor, "wb", buffering=0) as out:
-        faulthandler.enable(fault)
+    with os.fdopen(descriptor, "wb", buffering=0) as out:
+        faulthandler.enable(trace)
 
         def emit(message: Message) -> None:
             rest = memoryview(msgspec.json.encode(message, enc_hook=str) + b"\n")
@@ -51,7 +51,7 @@ def _speak(descriptor: int, trace: str, work: Callable[[Callable[[Message], None
     os._exit(0)
 
 
-def _main(trace: str, descriptor: int, nursery: int | None) -> NoReturn:
+def _main(descriptor: int, trace: int, nursery: int | None) -> NoReturn:
     _die_with_parent()
     # What a kernel prints must not mix with a document that the parent writes to stdout.
     os.dup2(2, 1)
@@ -75,10 +75,11 @@ def _work_with_others(
 ) -> None:
     from bridge.verify.nursery import breed, can_fork, preload
 
+    above = os.getppid()
     preload()
     here = os.getpid()
 
-    def fork(tasks: int, events: int, trace: str) -> NoReturn:
+    def fork(tasks: int, events: int, trace: int) -> NoReturn:
         _die_with_parent()
         os.close(descriptor)
         if os.getppid() != here:
@@ -86,9 +87,14 @@ def _work_with_others(
         with os.fdopen(tasks, "rb") as taken:
             _speak(events, trace, lambda say: _share(job, share, say, taken))
 
+    folder = Path(share.folder)
     if nursery is not None and can_fork():
-        emit(Opened(forks=True))
-        breed(nursery, fork)
+        # From here on it runs no code of the kernel's, cannot hang, and clears up after a killed command.
+        _die_with_parent(never=True)
+        if os.getppid() != above:
+            os._exit(1)
+        breed(nursery, fork, folder, lambda: emit(Opened(forks=True)))
+    folder.mkdir(mode=0o700, exist_ok=True)
     emit(Opened(forks=False))
     _share(job, share, emit, sys.stdin.buffer)
 
@@ -106,4 +112,4 @@ def _tasks(lines: Iterable[bytes]) -> Iterator[Task]:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
+    _main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)

@@ -106,6 +106,17 @@ def test_what_crashes_or_hangs_costs_its_case_alone(tmp_path: Path) -> None:
     assert len(verdict.cases) > 30 and not verdict.coverage.not_covered
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_hangs_everywhere_is_given_up_after_two_cases(tmp_path: Path, jobs: int) -> None:
+    log = tmp_path / "log"
+    fault = f"open({str(log)!r}, 'a').write(f'{{tuple(x.shape)}}\\n'), time.sleep(1000)"
+    verdict = verify_kernel(written(tmp_path, fault), isolate=True, jobs=jobs, timeout=15)
+    assert verdict.verdict == "FAIL" and len(verdict.cases) == 2
+    assert all("hangs (--timeout)" in case.notes[-1] for case in verdict.cases)
+    assert "not judged: the kernel hung in (4, 16) float32 and in (3, 7) float32" in str(verdict.coverage)
+    assert sorted(log.read_text().splitlines()) == ["(3, 7)", "(4, 16)"]  # Each once.
+
+
 def test_after_four_crashes_in_the_order_of_the_cases_the_rest_is_left_out(tmp_path: Path) -> None:
     path = written(tmp_path, "os.abort() if x.abs().max() > 50 else None")
     verdict = verify_kernel(path, isolate=True, jobs=3, dtypes=["float32"])
@@ -113,7 +124,7 @@ def test_after_four_crashes_in_the_order_of_the_cases_the_rest_is_left_out(tmp_p
     assert lost == ["x * 100", "x + 1000", "x - 1000", "all very negative"]
     names = [case.name.rpartition(", ")[2] for case in verdict.cases]
     assert "all negative" in names and "all positive" not in names
-    assert any("after the kernel had crashed on 4" in text for text in verdict.coverage.not_covered)
+    assert any("not judged: the kernel had crashed on 4" in text for text in verdict.coverage.not_covered)
 
 
 def test_the_first_refusal_in_the_order_of_the_cases_is_told(tmp_path: Path) -> None:
@@ -190,8 +201,10 @@ def _descendants(pid: int) -> set[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 def test_workers_do_not_outlive_a_killed_command(tmp_path: Path) -> None:
     path = written(tmp_path, "time.sleep(1000)")
+    (tmp_path / "tmp").mkdir()
     command = [sys.executable, "-m", "bridge", "verify", "--kernel", str(path), "--jobs", "2"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, env=environment)
     while not (tmp_path / "verdict.declared.json").exists():
         assert process.poll() is None
         time.sleep(0.05)
@@ -202,6 +215,7 @@ def test_workers_do_not_outlive_a_killed_command(tmp_path: Path) -> None:
     for worker in workers:
         while _runs(worker):
             time.sleep(0.05)
+    assert not list((tmp_path / "tmp").glob("bridge-*"))
     declared = json.loads((tmp_path / "verdict.declared.json").read_text())
     assert declared["cases"][:2] == ["(4, 16) float32", "(3, 7) float32"]
 
