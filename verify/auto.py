@@ -15,6 +15,7 @@ import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import torch
@@ -24,6 +25,7 @@ from bridge.capture.record import Call
 from bridge.errors import SpecError, UsageError, near_misses
 from bridge.verify import kernelfile, registry
 from bridge.verify.bind import CapturedCall
+from bridge.verify.lent import asking, lend_to_cpu
 from bridge.verify.registry import LoadedSpec
 from bridge.verify.spec import KernelSpec
 
@@ -227,10 +229,11 @@ def _make_spec(name: str, found: Any, options: Mapping[str, Any], capture: Captu
         ]
         return tuple(torch.randn(size, generator=generator, device=device).to(dtype) for size in sizes)
 
+    file = kernelfile.file_of(found.factory)
     spec = KernelSpec(
         name=name,
         reference=_caller(pairs, arguments, replacement=False),
-        target=_caller(pairs, arguments, replacement=True),
+        target=_caller(pairs, arguments, replacement=True, file=file),
         sample=sample,
         inputs=inputs,
         outputs=outputs,
@@ -243,7 +246,6 @@ def _make_spec(name: str, found: Any, options: Mapping[str, Any], capture: Captu
         bind=bind,
     )
     lend_to_cpu()
-    file = kernelfile.file_of(found.factory)
     digest = kernelfile.source_digest([file]) if file is not None else None
     return LoadedSpec(spec=spec, source=name, origin="override", file=file, sha256=digest)
 
@@ -271,7 +273,7 @@ def _arguments(call: Call) -> tuple[str, ...]:
 
 
 def _caller(
-    pairs: Mapping[str, Pair], arguments: tuple[str, ...], *, replacement: bool
+    pairs: Mapping[str, Pair], arguments: tuple[str, ...], *, replacement: bool, file: Path | None = None
 ) -> Callable[..., Any]:
     def run(*tensors: torch.Tensor, site: str) -> Any:
         here = pairs[site]
@@ -281,9 +283,9 @@ def _caller(
             module, state = here.replacement, own_parameters(here.replacement, state)
         split = sum(name == "x" or (name[0] == "x" and name[1:].isdigit()) for name in arguments)
         given = tensors[: len(arguments)]
-        return functional_call(
-            module, state, given[:split], dict(zip(arguments[split:], given[split:], strict=True))
-        )
+        named = dict(zip(arguments[split:], given[split:], strict=True))
+        with asking(file):
+            return functional_call(module, state, given[:split], named)
 
     return run
 
@@ -323,15 +325,3 @@ def stock_parameters(pair: Pair, view: CapturedCall) -> dict[str, torch.Tensor]:
             f"captured {view.call.key} has no {', '.join(lacking)}; it has {', '.join(view.params) or 'none'}"
         )
     return held
-
-
-def lend_to_cpu() -> None:
-    """Let custom ops that name CUDA as their only device run interpreted on a machine without one."""
-    if torch.cuda.is_available() or not registry.interpreting():
-        return
-    from torch._library.custom_ops import OPDEFS
-
-    for op in list(OPDEFS.values()):
-        made_for = op._backend_fns
-        if set(made_for) == {"cuda"}:
-            op.register_kernel("cpu")(made_for["cuda"])

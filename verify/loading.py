@@ -47,6 +47,11 @@ def load(request: Request, capture: Capture | None) -> LoadedSpec:
         name = request.op if "." in request.op else auto.site_override(request.op, capture)
         if name is not None:
             return auto.override_spec(name, capture)
+    if capture is None and "." in request.op and request.op not in registry.known_names():
+        raise UsageError(
+            f"unknown op {request.op!r}; an override, module.function, is judged on the calls of a run: "
+            "add --from CAPTURE"
+        )
     return registry.load_spec(request.op)
 
 

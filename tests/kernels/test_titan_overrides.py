@@ -21,6 +21,20 @@ def test_right(name: str) -> None:
     assert verdict.fidelity.launched
 
 
+@pytest.mark.parametrize("name", ["COS_SIN", "COMPLEX"])
+def test_helion(name: str) -> None:
+    """One case each: Helion compiles for every shape and layout, which takes seconds."""
+    pytest.importorskip("helion", reason="helion_rope needs helion")
+    verdict = verify_kernel(
+        f"{FILE.with_name('titan_helion.py')}:{name}",
+        dtypes=("bfloat16",),
+        shapes=((1, 5, 3, 16),),
+        quick=True,
+    )
+    assert verdict.verdict == "PASS", verdict.summary
+    assert any(kernel.startswith("_helion_") for kernel in verdict.fidelity.kernels)
+
+
 @pytest.mark.skipif(metadata.version("torchtitan") != "0.3.0", reason="what is shown is torchtitan 0.3.0")
 def test_the_mla_query_rotates_the_incoming_gradient_in_place() -> None:
     """Values are right; the backward writes to its grad_output, which other consumers may still read."""

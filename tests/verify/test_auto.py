@@ -35,13 +35,13 @@ def capture(out: Path, *, fused: bool, imports: list[str]) -> Path:
     """A captured step of one feed-forward, stock or replaced."""
     import importlib
 
-    from bridge.verify import auto
+    from bridge.verify.lent import lend_to_cpu
 
     config = feed_forward_config()
     made = (
         importlib.import_module("torchtitan.overrides.fused_swiglu").fused_swiglu(config) if fused else config
     )
-    auto.lend_to_cpu()
+    lend_to_cpu()
     torch.manual_seed(0)
     layer = torch.nn.Module()
     layer.feed_forward = made.build()
@@ -111,6 +111,43 @@ def test_a_wrong_override_fails(stock: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert verdict.verdict == "FAIL" and "y" in {e.tensor for e in verdict.tensors if e.verdict == "FAIL"}
 
 
+GATED = """
+from dataclasses import dataclass
+import torch
+from torchtitan.config import derive, override
+from torchtitan.models.common.feed_forward import FeedForward
+from torchtitan.overrides.fused_swiglu import silu_and_mul_op
+
+class Gated(FeedForward):
+    @dataclass(kw_only=True, slots=True)
+    class Config(FeedForward.Config):
+        pass
+
+    def forward(self, x):
+        if not x.is_cuda:
+            return super().forward(x)
+        rows = x.flatten(0, -2)
+        return self.w2(silu_and_mul_op(self.w1(rows), self.w3(rows))).view(x.shape)
+
+@override(target=FeedForward.Config, description="runs its kernel on CUDA alone")
+def gated(config):
+    return derive(config, Gated.Config)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the question is answered truly where there is a GPU")
+def test_an_override_that_wants_cuda_tensors_runs_interpreted(
+    stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gated_override.py").write_text(GATED, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    verdict = execute(Request(op="gated_override.gated", capture=str(stock)))
+    assert verdict.verdict == "PASS", verdict.summary
+    assert "torchtitan::silu_and_mul" in verdict.fidelity.kernels
+    # Nobody else is told so, nor is the file once the target has run.
+    assert not torch.ones(1).is_cuda
+
+
 def test_what_cannot_be_found_is_named(stock: Path, tmp_path: Path) -> None:
     def refused(op: str, folder: Path = stock) -> str:
         with pytest.raises(UsageError) as caught:
@@ -120,6 +157,8 @@ def test_what_cannot_be_found_is_named(stock: Path, tmp_path: Path) -> None:
     assert "did you mean torchtitan.overrides.fused_swiglu.fused_swiglu" in refused(FUSED + "s")
     assert "unknown op 'no.such.override'" in refused("no.such.override")
     assert "unknown op 'NoSuchModule'" in refused("NoSuchModule")
+    with pytest.raises(UsageError, match="is judged on the calls of a run: add --from CAPTURE"):
+        execute(Request(op=FUSED))
     model = torch.nn.Sequential(torch.nn.Linear(3, 3))
     tracer = Tracer(model, out=tmp_path / "other", step=1, selection=Selection(patterns=("Linear",)))
     with tracer:
