@@ -100,6 +100,7 @@ def _options(name: str, capture: Capture) -> dict[str, Any]:
 def _find(name: str, capture: Capture) -> Any:
     module, _, function = name.rpartition(".")
     known = [entry.partition("=")[0] for entry in _imports(capture)]
+    kernelfile.see_folder()
     try:
         importlib.import_module(module)
         overrides: dict[str, Any] = importlib.import_module(_REGISTRY)._REGISTRY
@@ -248,6 +249,14 @@ def _make_spec(name: str, found: Any, options: Mapping[str, Any], capture: Captu
     lend_to_cpu()
     digest = kernelfile.source_digest([file]) if file is not None else None
     return LoadedSpec(spec=spec, source=name, origin="override", file=file, sha256=digest)
+
+
+def recipe(name: str, site: str, capture: Capture) -> dict[str, Any]:
+    """What rebuilds the modules of one place without bridge: the stock config's fields, the options."""
+    node: Any = capture.manifest.config["model_spec"]["model"]
+    for part in site.split("."):
+        node = node[int(part)] if part.isdigit() else node[part]
+    return {"config": node, "options": _options(name, capture)}
 
 
 def _belongs(call: Call, found: Any, options: Mapping[str, Any], capture: Capture) -> bool:

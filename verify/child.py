@@ -21,6 +21,8 @@ from bridge.verify.tasks import Message, Task
 #: Importing torch and compiling a first kernel may take this long on a cold machine.
 MIN_LOADING_SECONDS = 120.0
 
+#: How the reason of a case that hung ends.
+HANGS = "the kernel hangs"
 #: Files in memory need no disk, which may be full or read-only.
 _MEMORY = hasattr(os, "memfd_create")
 #: Small blocks gain nothing from a pool of threads in every process.
@@ -75,7 +77,8 @@ def spawn(job: Job, *, nursery: int | None = None) -> Child:
     """
     pipes = Pipes()
     handed = (pipes.say, pipes.trace.fileno(), *(() if nursery is None else (nursery,)))
-    command = [sys.executable, "-m", "bridge.verify.worker", *map(str, handed)]
+    # The current folder must not shadow a module (-P); the worker puts it last.
+    command = [sys.executable, "-P", "-m", "bridge.verify.worker", *map(str, handed)]
     try:
         process = subprocess.Popen(
             command,
@@ -149,7 +152,7 @@ class Child:
 
 def hangs(seconds: float) -> str:
     """Why a child that said nothing for so long is given up, in words."""
-    return f"nothing came back for {seconds:g} s: the kernel hangs (--timeout)"
+    return f"nothing came back for {seconds:g} s: {HANGS} (--timeout)"
 
 
 def raise_refusal(message: Refused | Broke) -> None:

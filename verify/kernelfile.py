@@ -76,6 +76,13 @@ def _named(module: types.ModuleType, attribute: str, path: Path, found: dict[str
     return value
 
 
+def see_folder() -> None:
+    """Let modules of the current folder be imported by name; at the end of `sys.path` they shadow nothing."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+
+
 def run_file(path: Path) -> types.ModuleType:
     """Execute a Python file as a new module, bypassing byte-code caches.
 

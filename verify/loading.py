@@ -8,6 +8,7 @@ from bridge.errors import CaptureError, UsageError, near_misses
 from bridge.verify import registry
 from bridge.verify.registry import LoadedSpec
 from bridge.verify.request import Request
+from bridge.verify.spec import KernelSpec
 
 if TYPE_CHECKING:
     from bridge.capture.store import Capture
@@ -63,3 +64,17 @@ def _load_file(request: Request, kernel: str) -> LoadedSpec:
             f"--op {request.op!r} is not the kernel in {kernel}; {near_misses(request.op, known)}"
         )
     return loaded
+
+
+def check_choices(spec: KernelSpec, request: Request) -> None:
+    """Raise UsageError for dtypes and shapes that the spec does not declare."""
+    for dtype in request.dtypes:
+        if dtype not in spec.dtypes:
+            raise UsageError(
+                f"op {spec.name} does not declare dtype {dtype!r} (declared: {', '.join(spec.dtypes)})"
+            )
+    ranks = {len(shape) for shape in spec.shapes}
+    for shape in request.shapes:
+        if len(shape) not in ranks:
+            known = ", ".join(map(str, spec.shapes))
+            raise UsageError(f"op {spec.name} does not declare shapes like {shape} (declared: {known})")

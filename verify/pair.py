@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bridge.capture.record import Call
-from bridge.errors import UsageError, near_misses
+from bridge.errors import UsageError, brief, near_misses
 from bridge.verify import kernelfile, registry
 from bridge.verify.registry import LoadedSpec
 from bridge.verify.spec import KernelSpec
@@ -123,7 +123,7 @@ def resolve(name: str) -> Callable[..., Any]:
         holder: Any = kernelfile.run_file(Path(path))
         parts = [attribute]
     else:
-        holder, parts = _import_longest(name)
+        holder, parts = import_longest(name)
     for part in parts:
         try:
             holder = getattr(holder, part)
@@ -135,7 +135,13 @@ def resolve(name: str) -> Callable[..., Any]:
     return found
 
 
-def _import_longest(name: str) -> tuple[Any, list[str]]:
+def import_longest(name: str) -> tuple[Any, list[str]]:
+    """The module that a dotted name begins with, and the names that remain.
+
+    Raises:
+        UsageError: no part of it can be imported, or a module that exists fails to.
+    """
+    kernelfile.see_folder()
     parts = name.split(".")
     for count in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:count])
@@ -145,6 +151,10 @@ def _import_longest(name: str) -> tuple[Any, list[str]]:
             # An import that fails inside an existing module is that module's trouble, not a shorter name.
             if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
                 raise UsageError(f"importing {module} for {name} raised {error}") from None
+        except Exception as error:
+            raise UsageError(
+                f"importing {module} for {name} raised {type(error).__name__}: {brief(error)}"
+            ) from error
     raise UsageError(f"{name} must be a dotted name such as package.module.function, or FILE.py:NAME")
 
 

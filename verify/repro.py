@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -22,19 +21,24 @@ from bridge.errors import BridgeError, UsageError, near_misses
 from bridge.verify import provenance, recheck, session
 from bridge.verify.assemble import LOST
 from bridge.verify.case import Case
+from bridge.verify.child import HANGS
 from bridge.verify.execute import run, run_target
 from bridge.verify.golden import run_golden
 from bridge.verify.judge import judge_case
 from bridge.verify.options import Options
 from bridge.verify.plan import OWN_FAMILIES
+from bridge.verify.raised import RAISED
 from bridge.verify.registry import LoadedSpec
-from bridge.verify.request import ConstantChoice
+from bridge.verify.repro_kernel import kernel_facts, needs
+from bridge.verify.request import ConstantChoice, Request
 from bridge.verify.shrink import Shrinker, compact
 from bridge.verify.spec import KernelSpec
 from bridge.verify.verdict import Constants, TensorVerdict, Verdict
 
 #: The script that is written; a text with its facts in one JSON literal.
 _TEMPLATE = "repro_script.txt"
+#: Seconds after which the script takes a kernel that hung before for hanging still.
+_PATIENCE = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +91,9 @@ def make_repro(
     family = next((record.family for record in verdict.cases if record.name == entry.case), "")
     # Looking for tile edges runs the kernel on every declared shape; these two families need none.
     quick = request.quick or family in OWN_FAMILIES
-    loaded, declared, entries = session.prepare(msgspec.structs.replace(request, quick=quick))
-    if loaded.origin in ("override", "functions"):
-        raise UsageError(
-            f"{loaded.source} has no kernel file of its own to import; write a KernelSpec for a repro"
-        )
+    deadly = {record.case for record in verdict.tensors if (record.structure or "").startswith(LOST)}
+    quick_request = msgspec.structs.replace(request, quick=quick)
+    loaded, declared, entries = session.prepare(quick_request, spared=deadly)
     start = next((item.load() for item in entries if item.name == entry.case), None)
     if start is None:
         raise UsageError(
@@ -105,7 +107,7 @@ def make_repro(
     if (entry.structure or "").startswith(LOST):
         # It would take this process along, so it is neither judged nor shrunk here.
         dies = Criterion(kind="runs", limit=0.0, words=entry.reason)
-        _write(out, loaded, start, entry.tensor, dies, verdict)
+        _write(out, loaded, request, start, entry.tensor, dies, verdict)
         return Repro(
             folder=out, tensor=entry.tensor, case=entry.case, before=shapes, after=shapes, tries=0, limit=0.0
         )
@@ -127,7 +129,10 @@ def make_repro(
         if found is None or found.verdict != "FAIL" or not ways & _ways(found):
             return False
         still = find_criterion(spec, candidate, found)
-        return still is not None and still.kind == criterion.kind
+        if still is None or still.kind != criterion.kind:
+            return False
+        # The message may speak of sizes, the class does not.
+        return still.kind != "runs" or still.words.split(":")[0] == criterion.words.split(":")[0]
 
     shrinker = Shrinker(fails, budget=budget)
     tell("shrinking")
@@ -136,7 +141,7 @@ def make_repro(
     assert final is not None, "the shrunk case was judged before"
     last = find_criterion(spec, small, final)
     assert last is not None, "the shrunk case met its criterion before"
-    _write(out, loaded, small, entry.tensor, last, verdict)
+    _write(out, loaded, request, small, entry.tensor, last, verdict)
     return Repro(
         folder=out,
         tensor=entry.tensor,
@@ -216,6 +221,8 @@ def _results(
 
 def find_criterion(spec: KernelSpec, case: Case, entry: TensorVerdict) -> Criterion | None:
     """The plainest check that this failure does not pass; None when it needs all of bridge."""
+    if (entry.structure or "").startswith(RAISED):
+        return Criterion(kind="runs", limit=0.0, words=entry.structure or "")
     watched = run_target(spec, case)
     if not isinstance(watched, str) and "was written to" in watched.faults.get(entry.tensor, ""):
         return Criterion(kind="inputs", limit=0.0, words=watched.faults[entry.tensor])
@@ -268,7 +275,13 @@ def measure(golden: torch.Tensor, got: torch.Tensor) -> dict[str, float]:
 
 
 def _write(
-    out: Path, loaded: LoadedSpec, case: Case, tensor: str, criterion: Criterion, verdict: Verdict
+    out: Path,
+    loaded: LoadedSpec,
+    request: Request,
+    case: Case,
+    tensor: str,
+    criterion: Criterion,
+    verdict: Verdict,
 ) -> None:
     from safetensors.torch import save_file
 
@@ -286,6 +299,7 @@ def _write(
     assert golden is not None, "the failing tensor has a golden value"
     tensors["golden"] = golden.detach().double().cpu().contiguous()
     layouts["golden"] = {"shape": list(golden.shape), "stride": list(tensors["golden"].stride())}
+    kernel = kernel_facts(loaded, request, case, out)
     facts = {
         "op": spec.name,
         "tensor": tensor,
@@ -293,10 +307,11 @@ def _write(
         "inputs": list(spec.inputs),
         "outputs": list(spec.outputs),
         "grads": list(spec.grads),
-        "attrs": dict(case.attrs),
+        "attrs": {name: _plain(name, value) for name, value in case.attrs.items()},
         "layouts": layouts,
         "criterion": {"kind": criterion.kind, "limit": criterion.limit, "words": criterion.words},
-        "kernel": _kernel(loaded, out),
+        "timeout": _PATIENCE if HANGS in criterion.words else None,
+        "kernel": kernel,
         "versions": verdict.provenance.versions,
         "device": verdict.provenance.device,
     }
@@ -304,39 +319,29 @@ def _write(
     script = resources.files("bridge.verify").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     # The literal stands in a raw string, so no quote may end it.
     literal = json.dumps(facts, indent=4, default=str).replace("'", "\\u0027")
+    script = script.replace("@NEEDS@", needs(kernel))
     (out / "repro.py").write_text(
         script.replace('"@FACTS@"', f"json.loads(r'''{literal}''')"), encoding="utf-8"
     )
     (out / "test_repro.py").write_text(_TEST, encoding="utf-8")
 
 
-def _kernel(loaded: LoadedSpec, out: Path) -> Mapping[str, str]:
-    """Where the script finds the target: a copy of the kernel file beside it, or an installed module."""
-    if loaded.origin == "file":
-        assert loaded.file is not None, "a spec loaded from a file knows it"
-        copy = out / loaded.file.name
-        if copy.resolve() != loaded.file:
-            shutil.copyfile(loaded.file, copy)
-        attribute = next(
-            (
-                part
-                for part in [loaded.source.rpartition(":")[2]]
-                if part.isidentifier() and ":" in loaded.source
-            ),
-            "SPEC",
-        )
-        return {"file": copy.name, "spec": attribute}
-    if loaded.origin == "built-in":
-        return {"module": f"bridge.kernels.{loaded.source}.spec", "spec": "SPEC"}
-    value = next(point.value for name, point in _points().items() if name == loaded.source)
-    module, _, attribute = value.partition(":")
-    return {"module": module, "spec": attribute or "SPEC"}
+def _plain(name: str, value: Any) -> Any:
+    """An attribute as the script's JSON holds it.
 
-
-def _points() -> Mapping[str, Any]:
-    from bridge.verify.registry import entry_points
-
-    return entry_points()
+    Raises:
+        UsageError: it has no such form.
+    """
+    if isinstance(value, torch.dtype):
+        return str(value)
+    try:
+        json.dumps(value)
+    except TypeError:
+        raise UsageError(
+            f"attribute {name} is a {type(value).__name__}, which a script's JSON cannot hold; "
+            "make it a number, a string or a list"
+        ) from None
+    return value
 
 
 _TEST = '''"""The failure as a test: it fails until the kernel is right."""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bridge.errors import KernelError, SpecError, UsageError
+from bridge.errors import KernelError, SpecError
 from bridge.verify import assemble, drawn, fallback, provenance, recorded, registry, replay, sites
 from bridge.verify.bind import Bindings, bind_cases
 from bridge.verify.case import Case
 from bridge.verify.entries import Announced, Entry, entry_of, one_thread
 from bridge.verify.judge import Judgement, constants_of, judge
-from bridge.verify.loading import load, refuse_torn
+from bridge.verify.loading import check_choices, load, refuse_torn
 from bridge.verify.lost import not_judged
 from bridge.verify.options import Options
 from bridge.verify.plan import observe_tiles, plan_cases
@@ -27,6 +27,7 @@ from bridge.verify.request import (
     Emit,
     Event,
     Finished,
+    Lost,
     Phase,
     Request,
     Resume,
@@ -130,13 +131,19 @@ def open_session(
     return Session(request, loaded, capture, say, resume)
 
 
-def prepare(request: Request) -> tuple[LoadedSpec, Declared, tuple[Entry, ...]]:
+def prepare(
+    request: Request, *, spared: Collection[str] = ()
+) -> tuple[LoadedSpec, Declared, tuple[Entry, ...]]:
     """The kernel, the declaration and every case of a request, without judging; what `execute` starts from.
+
+    Args:
+        spared: cases that are not run for tile sizes, since they would end this process.
 
     Raises:
         BridgeError: as `execute`.
     """
-    session = open_session(request, silent, Resume())
+    lost = tuple(Lost(case=name, number=0, reason="") for name in spared)
+    session = open_session(request, silent, Resume(lost=lost))
     with one_thread():
         plan, declared = session.prepare()
     return session.loaded, declared, plan.entries
@@ -211,7 +218,7 @@ class Session:
     def begin(self) -> Begun:
         """Bind captured calls and draw the declared shapes."""
         request = self.request
-        self._check_choices()
+        check_choices(self.spec, request)
         stamp = provenance.make_provenance(self.loaded, request)
         bound = self._bind()
         options = Options(seed=request.seed, sweeps=request.sweep, recorded=request.target == "recorded")
@@ -265,19 +272,6 @@ class Session:
     def replayed(self, case: Case, options: Options) -> replay.Replayed | None:
         """A captured case against its record."""
         return replay.replay(self.spec, case) if case.family == "captured" and not options.recorded else None
-
-    def _check_choices(self) -> None:
-        spec, request = self.spec, self.request
-        for dtype in request.dtypes:
-            if dtype not in spec.dtypes:
-                raise UsageError(
-                    f"op {spec.name} does not declare dtype {dtype!r} (declared: {', '.join(spec.dtypes)})"
-                )
-        ranks = {len(shape) for shape in spec.shapes}
-        for shape in request.shapes:
-            if len(shape) not in ranks:
-                known = ", ".join(map(str, spec.shapes))
-                raise UsageError(f"op {spec.name} does not declare shapes like {shape} (declared: {known})")
 
     def _bind(self) -> Bindings:
         request, spec = self.request, self.spec

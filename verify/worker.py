@@ -19,6 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from bridge import errors
+from bridge.verify.kernelfile import see_folder
 from bridge.verify.request import Broke, Job, Refused, Share
 from bridge.verify.tasks import Message, Opened, Task
 
@@ -53,6 +54,7 @@ def _speak(descriptor: int, trace: int, work: Callable[[Callable[[Message], None
 
 def _main(descriptor: int, trace: int, nursery: int | None) -> NoReturn:
     _die_with_parent()
+    see_folder()
     # What a kernel prints must not mix with a document that the parent writes to stdout.
     os.dup2(2, 1)
     # Overflow and NaN are often the point of an input; the interpreter's numpy need not comment on them.
