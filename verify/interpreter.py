@@ -1,6 +1,6 @@
 """Triton's interpreter, made to compute what the compiled kernel computes, for the duration of a run.
 
-This is the only place that touches the interpreter's private parts. Two things are changed under
+This is the only place that touches the interpreter's private parts. Three things are changed under
 TRITON_INTERPRET=1 and put back afterwards:
 
 1. bfloat16. The interpreter keeps it as raw 16-bit words: casts from FP32 truncate where every GPU
@@ -9,6 +9,8 @@ TRITON_INTERPRET=1 and put back afterwards:
    code does. Kernels that cut the low 16 bits off by integer arithmetic of their own are untouched.
 2. The overflow check of integer arithmetic, which doubles the interpreter's time and, without its
    debug option, has no effect.
+3. A comparison of scalars stays a truth value when it meets a block: the interpreter widens it to the
+   type that was compared, and a load then refuses the mask that compiled code takes.
 """
 
 from __future__ import annotations
@@ -124,6 +126,12 @@ def _repairs(module: Any) -> dict[str, Callable[..., Any]]:
     def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
         return old_dot(self, as_float(a), as_float(b), d, *rest)
 
+    old_splat = builder.create_splat
+
+    def create_splat(self: Any, ret_ty: Any, arg: Any) -> Any:
+        out = old_splat(self, ret_ty, arg)
+        return handle(out.data.astype(bool), tl.int1) if arg.data.dtype == np.bool_ else out
+
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         if not is_bf16(z):
             return old_fma(self, x, y, z)
@@ -135,6 +143,7 @@ def _repairs(module: Any) -> dict[str, Callable[..., Any]]:
         return as_bf16(old_clampf(self, as_float(arg), as_float(lo), as_float(hi), propagate_nans))
 
     repairs: dict[str, Callable[..., Any]] = {
+        "create_splat": create_splat,
         "create_fma": create_fma,
         "create_clampf": create_clampf,
         "cast_impl": cast_impl,

@@ -14,10 +14,11 @@ from bridge.verify.autotune import each_config
 from bridge.verify.case import Case
 from bridge.verify.compare import Trio, judge_tensor
 from bridge.verify.conditioning import analysed
-from bridge.verify.diagnosis import Evidence, diagnose
+from bridge.verify.diagnosis import diagnose
 from bridge.verify.envelope import Envelope, measure_noise
 from bridge.verify.every import FAMILY as EVERY
 from bridge.verify.every import zero_signs
+from bridge.verify.evidence import Evidence
 from bridge.verify.exact import FAMILY as EXACT
 from bridge.verify.exact import exact_tensors
 from bridge.verify.execute import Result, run, run_target, same_bits, tensor_names
@@ -25,6 +26,7 @@ from bridge.verify.golden_check import checked_golden
 from bridge.verify.nearby import beside, far_case, near_case, near_result
 from bridge.verify.options import Options
 from bridge.verify.plan import OWN_FAMILIES
+from bridge.verify.poisoned import poisoned_rows
 from bridge.verify.power import measure_power
 from bridge.verify.raised import broke_gpu, fault, in_words, lacks_memory, refusal
 from bridge.verify.spec import KernelSpec
@@ -278,7 +280,11 @@ def _judge_tensors(
             elementwise=spec.kind == "elementwise",
             nonfinite_inputs=odd,
             unstable=(ties or {}).get(name),
-            undefined=_rows_with_nan(case, eager.get(name)) if odd else None,
+            undefined=poisoned_rows(
+                case, eager.get(name), wanted.get(name), elementwise=spec.kind == "elementwise"
+            )
+            if odd
+            else None,
             fault=target.faults.get(name),
             exact=name in exact,
             demand_inf=case.family == EVERY,
@@ -315,19 +321,6 @@ def _judge_configs(
 
 def _noted(record: CaseRecord, text: str) -> CaseRecord:
     return msgspec.structs.replace(record, notes=(*record.notes, text))
-
-
-def _rows_with_nan(case: Case, like: torch.Tensor | None) -> torch.Tensor | None:
-    """Elements of a result shaped as an input (or as its rows) in whose row that input holds NaN."""
-    for tensor in case.inputs:
-        if like is None or not tensor.is_floating_point() or tensor.ndim < 2:
-            continue
-        rows = torch.isnan(tensor).any(-1)
-        if like.shape == tensor.shape:
-            return rows[..., None].expand(like.shape)
-        if like.shape == rows.shape:
-            return rows
-    return None
 
 
 def _zeros_noted(record: CaseRecord, reference: Result, target: Result) -> CaseRecord:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from bridge.verify.compare import Trio, judge_tensor
-from bridge.verify.diagnosis import Evidence
+from bridge.verify.evidence import Evidence
 from bridge.verify.spec import KernelSpec
 from bridge.verify.tasks import Tried
 from bridge.verify.trace import record

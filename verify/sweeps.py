@@ -161,7 +161,13 @@ def changed(tensor: torch.Tensor, sweep: Sweep, generator: torch.Generator) -> t
     """`tensor` with the sweep's values, in its own dtype; finite values stay finite."""
     if tensor.ndim < sweep.least_rank or not tensor.numel():
         return tensor
-    wide = sweep.change(tensor.to(torch.float32), generator)
+    # A scalar (a loss's upstream gradient) is a row of one.
+    whole = tensor.to(torch.float32)
+    wide = (
+        sweep.change(whole.reshape(1), generator).reshape(())
+        if not tensor.ndim
+        else sweep.change(whole, generator)
+    )
     limit = torch.finfo(tensor.dtype).max / 8
     wide = torch.where(torch.isfinite(wide), wide.clamp(-limit, limit), wide)
     return wide.to(tensor.dtype)

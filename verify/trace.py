@@ -7,6 +7,7 @@ terms, a misplaced epsilon an add moved past a root.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,7 @@ class Op:
     sources: frozenset[str]  #: inputs (and "grad_output") that its value depends on
     makers: tuple[int, ...]  #: numbers of the ops that made its tensor arguments; 0 is an input
     exact: bool
+    node: str = ""  #: of a backward op: the step of the forward that it is the derivative of, "sum"
 
     def scalar(self) -> float | None:
         """The scalar operand of a binary op, if it has one."""
@@ -76,6 +78,7 @@ class Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
         swaps: dict[int, Swap] | None = None,
         trace: Trace | None = None,
         inputs: dict[int, str] | None = None,
+        scaled: dict[int, float] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._changes = changes or {}
@@ -87,7 +90,13 @@ class Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sources: dict[int, frozenset[str]] = {}
         self._alive: list[Any] = []
         self._replacement: dict[int, torch.Tensor] = {}
+        self._scaled = scaled or {}
+        self._factors: dict[int, float] = {}  #: storage address of an input -> its factor in the backward
         self.backward = False
+
+    def told(self, inputs: tuple[torch.Tensor, ...]) -> None:
+        """Which tensors are the inputs, for those that the backward finds scaled."""
+        self._factors = {inputs[i].untyped_storage().data_ptr(): by for i, by in self._scaled.items()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -97,7 +106,7 @@ class Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return spelled
         self._number += 1
         number = self._number
-        if self.backward and self._replacement:
+        if self.backward and (self._replacement or self._factors):
             args = tuple(self._swapped(a) for a in args)
         out = func(*args, **kwargs)
         if number in self._changes and isinstance(out, torch.Tensor):
@@ -117,6 +126,9 @@ class Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _swapped(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
+            factor = self._factors.get(value.untyped_storage().data_ptr())
+            if factor is not None and value.is_floating_point():
+                return value * factor
             other = self._replacement.get(value.untyped_storage().data_ptr())
             if other is not None and other.shape == value.shape:
                 return other
@@ -149,7 +161,16 @@ class Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     sources=sources,
                     makers=made,
                     exact=is_exact(func),
+                    node=_derivative_of() if self.backward else "",
                 )
+
+
+def _derivative_of() -> str:
+    """Name of the forward step whose backward runs now; "" where this torch does not tell."""
+    current = getattr(torch._C, "_current_autograd_node", None)
+    node = current() if current is not None else None
+    found = re.fullmatch(r"(\w+?)Backward\d*", node.name()) if node is not None else None
+    return found.group(1).lower() if found is not None else ""
 
 
 def replay(
@@ -162,6 +183,7 @@ def replay(
     )
     mode._names |= {t.untyped_storage().data_ptr(): n for t, n in zip(inputs, spec.inputs, strict=True)}
     mode._names |= {t.untyped_storage().data_ptr(): "grad_output" for t in upstream}
+    mode.told(inputs)
 
     def reference(*leaves: torch.Tensor, **attrs: Any) -> Any:
         out = spec.reference(*leaves, **attrs)

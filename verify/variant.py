@@ -37,6 +37,13 @@ class Variant:
     backward_only: bool = False  #: the outputs are those of the right formula
     noise: bool = False
     nth: int = 0  #: which of the variants that read alike
+    key: str = ""  #: what tells it from others on every case, where its words hold a number fitted to one
+    fit: Callable[[], Variant | None] | None = None  #: makes it for one case from the target's own results
+    scaled: dict[int, float] = field(default_factory=dict)  #: inputs by place, as the backward finds them
+
+    def settled(self) -> Variant | None:
+        """The variant with its number fitted; None where no number explains anything."""
+        return self if self.fit is None else self.fit()
 
     def run(self, spec: KernelSpec, case: Case) -> Result:
         """Results of the variant on `case`."""
@@ -51,7 +58,8 @@ class Variant:
             grads = tuple(self.upstream(g) for g in case.grad_outputs)
         if self.upstreams is not None:
             grads = self.upstreams(case.grad_outputs)
-        result = replay(spec, case, Replay(changes=dict(self.changes), swaps=dict(self.swaps)), grads)
+        mode = Replay(changes=dict(self.changes), swaps=dict(self.swaps), scaled=dict(self.scaled))
+        result = replay(spec, case, mode, grads)
         if self.backward_only:
             right = run(spec.reference, spec, case)
             assert not isinstance(right, str), right
@@ -64,7 +72,7 @@ def numbered(variants: Iterable[Variant]) -> list[Variant]:
     seen: dict[str, int] = {}
     found = []
     for variant in variants:
-        stem = _stem(variant.text)
+        stem = _stem(variant)
         found.append(replace(variant, nth=seen.get(stem, 0)))
         seen[stem] = seen.get(stem, 0) + 1
     return found
@@ -72,11 +80,11 @@ def numbered(variants: Iterable[Variant]) -> list[Variant]:
 
 def again(variant: Variant, others: Iterable[Variant]) -> Variant | None:
     """The same variant out of another case's catalogue, found by its words, since op numbers may differ."""
-    stem = _stem(variant.text)
-    alike = [other for other in others if _stem(other.text) == stem]
+    stem = _stem(variant)
+    alike = [other for other in others if _stem(other) == stem]
     return next((other for other in alike if other.nth == variant.nth), alike[0] if alike else None)
 
 
-def _stem(text: str) -> str:
+def _stem(variant: Variant) -> str:
     """The sentence without the lengths of one case."""
-    return re.sub(r"\d+ // |padded length \d+, not by \d+|of its \d+ terms", "", text)
+    return variant.key or re.sub(r"\d+ // |padded length \d+, not by \d+|of its \d+ terms", "", variant.text)

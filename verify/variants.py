@@ -251,8 +251,11 @@ def _skipped(op: Op, trace: Trace, where: str) -> Iterator[Variant]:
             continue
         others = [a for a in op.args if a is not operand]
         what = _term(others, op, place)
+        through = _through(op, place, trace)
         if op.backward and op.name == "add" and _is_upstream(others, op, trace):
             what = "the residual gradient (the path of grad_output around the formula)"
+        elif through:
+            what = through
         position = op.args.index(operand) if operand is op.args[0] else 1
         yield Variant(
             text=f"{where}{what} is missing: {_derivative(op, operand, trace)}{subject(op)}",
@@ -290,6 +293,20 @@ def _derivative(op: Op, kept: torch.Tensor, trace: Trace) -> str:
                 return f"the derivative of `{maker.name}`, "
         waiting = [number for maker in makers if maker.backward for number in maker.makers]
     return ""
+
+
+def _through(op: Op, kept: int, trace: Trace) -> str:
+    """Which forward step's share of the gradient is lost with an operand of a backward sum or mask."""
+    if not op.backward:
+        return ""
+    if op.name == "where":
+        return f"the derivative of `{op.node}` (its mask)" if op.node else ""
+    if op.name != "add" or len(op.makers) < 2:
+        return ""
+    # Gradients of one tensor are added as they arrive: the second operand is that of the step running now.
+    maker = trace.ops.get(op.makers[0])
+    lost = op.node if kept == 0 else (maker.node if maker is not None else "")
+    return f"the gradient through `{lost}`" if lost else ""
 
 
 def _is_upstream(others: list[Any], op: Op, trace: Trace) -> bool:

@@ -1,0 +1,200 @@
+"""Wrong variants with an unknown number: a divisor, a constant, a sign. The number is fitted to the target.
+
+A mean over the wrong count, a forgotten scale, an inverse rotation that turns forward: each is the right
+formula but for one factor. How far the results move with that factor is found by a second run, and the
+factor that brings them nearest to the target's by least squares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from bridge.verify.evidence import Evidence
+from bridge.verify.execute import Result
+from bridge.verify.spec import KernelSpec
+from bridge.verify.trace import Change, Op, Trace
+from bridge.verify.variant import Variant
+
+#: Factors closer to 1 than this change nothing worth naming, ones beyond the other no formula slips to.
+_NEAR, _FAR = 1e-3, 1e5
+#: Groups of ops tried on one case.
+_MOST = 48
+_STEPS = 3
+
+
+def fitted(spec: KernelSpec, trace: Trace, e: Evidence) -> list[Variant]:
+    """A factor on every constant, every sum, every input of the backward, and every result."""
+    found = [_of_result(e, name) for name in e.failed]
+    if any(name not in spec.outputs for name in e.failed):
+        found += [_of_input(spec, e, i) for i, t in enumerate(e.case.inputs) if t.is_floating_point()]
+    for words, ops in _groups(trace)[:_MOST]:
+        found.append(_of_group(spec, e, words, ops))
+    return found
+
+
+def _groups(trace: Trace) -> list[tuple[str, list[Op]]]:
+    """Ops that share a constant, forward and backward apart; and every sum alone."""
+    constants: dict[tuple[bool, str, float], list[Op]] = {}
+    sums: list[tuple[str, list[Op]]] = []
+    for op in trace.ops.values():
+        if not op.out.is_floating_point():
+            continue
+        value = _constant(op)
+        if value is not None:
+            constants.setdefault((op.backward, op.name, value), []).append(op)
+        if op.name in ("sum", "mean") and not op.backward:
+            sums.append((f"the {op.name} of {_of(op)}", [op]))
+    seen: dict[tuple[bool, str], int] = {}
+    named = []
+    for (backward, name, value), ops in constants.items():
+        place = seen[backward, name] = seen.get((backward, name), 0) + 1
+        where = "in the backward, " if backward else ""
+        what = "divides by" if name == "div" else "multiplies by"
+        count = f"{place} " if place > 1 else ""
+        named.append((f"{where}{count}`{name}` {what} {value:g}|{value!r}", ops))
+    return named + sums
+
+
+def _constant(op: Op) -> float | None:
+    if op.name not in ("mul", "div") or len(op.args) < 2:
+        return None
+    value = op.args[1]
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.ndim == 0 and not value.requires_grad else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _of(op: Op) -> str:
+    return ", ".join(sorted(op.sources)) or "constants"
+
+
+def _of_group(spec: KernelSpec, e: Evidence, words: str, ops: list[Op]) -> Variant:
+    words, _, number = words.partition("|")
+    stem = words.rsplit(" ", 1)[0] if number else words
+
+    def text(factor: float) -> str:
+        if not number:
+            if factor < 0 and abs(factor + 1) < _NEAR:
+                return f"{words} enters with the wrong sign"
+            return f"{words} is {factor:.4g} times what it must be (a wrong count, or a scale lost)"
+        value = float(number)
+        meant = f"{value:g}"
+        got = value / factor if ops[0].name == "div" else value * factor
+        return f"{stem} {got:.4g} where {meant} is meant ({_of(ops[0])})"
+
+    base = Variant(text=words, rank="formula", key=f"factor on {stem}")
+    return _fitting(spec, e, base, lambda f: {"changes": {op.number: _times(f) for op in ops}}, text)
+
+
+def _of_input(spec: KernelSpec, e: Evidence, place: int) -> Variant:
+    name = spec.inputs[place]
+
+    def text(factor: float) -> str:
+        if abs(factor + 1) < 0.02:
+            return f"the backward uses {name} with the sign of the forward where the opposite one is needed"
+        return f"the backward uses {name} times {factor:.4g}"
+
+    base = Variant(text=name, rank="formula", key=f"factor on input {name} in the backward")
+    return _fitting(spec, e, base, lambda f: {"scaled": {place: f}}, text)
+
+
+def _of_result(e: Evidence, name: str) -> Variant:
+    """The whole result off by one factor: no run is needed to find it."""
+    base = Variant(text=name, rank="formula", key=f"factor on the result {name}")
+
+    def fit() -> Variant | None:
+        eager, got = e.reference.named().get(name), e.target.named().get(name)
+        if eager is None or got is None or eager.shape != got.shape or not eager.is_floating_point():
+            return None
+        factor = _least(
+            eager.double(), got.double(), torch.zeros_like(eager, dtype=torch.float64), e.scale(name)
+        )
+        if factor is None or not _NEAR < abs(factor - 1) < _FAR or abs(factor) < _NEAR:
+            return None
+        words = "has the wrong sign" if abs(factor + 1) < _NEAR else f"is {factor:.4g} times what it must be"
+        return replace(base, text=f"`{name}` as a whole {words}", after=_scaled(name, factor))
+
+    return replace(base, fit=fit)
+
+
+def _fitting(
+    spec: KernelSpec,
+    e: Evidence,
+    base: Variant,
+    fields: Callable[[float], dict[str, object]],
+    text: Callable[[float], str],
+) -> Variant:
+    def made(factor: float) -> Variant:
+        return replace(base, text=text(factor), **fields(factor))  # type: ignore[arg-type]
+
+    def fit() -> Variant | None:
+        factor = _solve(spec, e, lambda f: made(f).run(spec, e.case))
+        return made(factor) if factor is not None else None
+
+    return replace(base, fit=fit)
+
+
+def _solve(spec: KernelSpec, e: Evidence, run: Callable[[float], Result]) -> float | None:
+    """The factor that brings the failed tensors nearest to the target's, by a few secant steps."""
+    factor, step = 1.0, 0.5
+    for _ in range(_STEPS):
+        try:
+            here, there = run(factor).named(), run(factor + step).named()
+        except Exception:
+            return None
+        moved = []
+        for name in e.failed:
+            a, b, got = here.get(name), there.get(name), e.target.named().get(name)
+            if a is None or b is None or got is None or a.shape != got.shape or not a.is_floating_point():
+                return None
+            share = _least((b.double() - a.double()) / step, got.double(), a.double(), e.scale(name))
+            if share is not None:
+                moved.append(share)
+        if not moved:
+            return None
+        by = sorted(moved)[len(moved) // 2]
+        factor += by
+        if abs(by) < 1e-4 * abs(factor) or not abs(factor) < _FAR:
+            break
+        step = max(1e-3, min(0.5, abs(by) / 4))
+    return _tidy(factor) if _NEAR < abs(factor - 1) < _FAR else None
+
+
+def _least(
+    direction: torch.Tensor, wanted: torch.Tensor, now: torch.Tensor, scale: torch.Tensor
+) -> float | None:
+    """Multiple of `direction` that takes `now` nearest to `wanted`; None where it moves nothing."""
+    use = torch.isfinite(direction) & torch.isfinite(wanted) & torch.isfinite(now)
+    along = (direction / scale)[use].clamp(-1e12, 1e12)
+    gap = ((wanted - now) / scale)[use].clamp(-1e12, 1e12)
+    size = float(along.square().sum())
+    return float((along * gap).sum()) / size if size > 1.0 else None
+
+
+def _tidy(factor: float) -> float:
+    """The simple number that a fit is within its own error of."""
+    for candidate in (
+        float(round(factor)),
+        1.0 / round(1.0 / factor) if abs(factor) > 1e-6 and round(1.0 / factor) else factor,
+    ):
+        if candidate and abs(candidate - factor) < 1e-3 * abs(factor):
+            return candidate
+    return factor
+
+
+def _times(factor: float) -> Change:
+    return lambda func, args, kwargs, out: out * factor
+
+
+def _scaled(name: str, factor: float) -> Callable[[Result], Result]:
+    def after(result: Result) -> Result:
+        grads = {
+            n: t * factor if t is not None and f"grad_{n}" == name else t for n, t in result.grads.items()
+        }
+        outputs = {n: t * factor if n == name else t for n, t in result.outputs.items()}
+        return replace(result, outputs=outputs, grads=grads)
+
+    return after
