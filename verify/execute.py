@@ -15,6 +15,8 @@ from bridge.verify.launches import watch
 from bridge.verify.memory import Watched
 from bridge.verify.spec import KernelSpec
 
+#: What is said of a gradient that only a second backward gets wrong.
+_SECOND = "a second backward over the same graph gives other values"
 #: What autograd says when an input that needs a gradient is written in place.
 _LEAF_WRITTEN = "a leaf Variable that requires grad"
 
@@ -27,6 +29,7 @@ class Result:
     grads: dict[str, torch.Tensor | None] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)  #: tensor name -> misdeed, in words
     differing: dict[str, list[torch.Tensor]] = field(default_factory=dict)  #: repeats with other bits
+    doubted: dict[str, str] = field(default_factory=dict)  #: what is to be said of a repeat that is wrong
     owners: dict[str, int] = field(default_factory=dict)  #: address of the memory each gradient came in
     kernels: tuple[str, ...] = ()
     tiles: tuple[int, ...] = ()
@@ -76,7 +79,7 @@ def run(
     Args:
         inputs: stand-ins for the case's inputs (golden's FP64 copies); copied with layout when None.
         context: a context manager around forward and backward, such as a dispatch mode.
-        keep_graph: run backward twice; a second result that differs bitwise is a fault.
+        keep_graph: run backward twice; a second result with other bits is kept, to be judged as well.
 
     Returns:
         The result, or a complaint about what was returned.
@@ -143,7 +146,8 @@ def _backward(
         if again is not None:
             for name, a, b in zip(names, first, again, strict=True):
                 if a is not None and b is not None and not same_bits(a, b):
-                    result.faults[f"grad_{name}"] = "a second backward over the same graph gives other values"
+                    result.differing.setdefault(f"grad_{name}", []).append(b.detach())
+                    result.doubted[f"grad_{name}"] = _SECOND
         grads = first
     return {n: (g.detach() if g is not None else None) for n, g in zip(names, grads, strict=True)}
 

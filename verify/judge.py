@@ -15,7 +15,8 @@ from bridge.verify.case import Case
 from bridge.verify.compare import Trio, judge_tensor
 from bridge.verify.conditioning import analysed
 from bridge.verify.diagnosis import diagnose
-from bridge.verify.envelope import Envelope, measure_noise
+from bridge.verify.doubted import repeats_blamed
+from bridge.verify.envelope import Envelope, measure_noise, surer_noise
 from bridge.verify.every import FAMILY as EVERY
 from bridge.verify.every import zero_signs
 from bridge.verify.evidence import Evidence
@@ -23,6 +24,7 @@ from bridge.verify.exact import FAMILY as EXACT
 from bridge.verify.exact import exact_tensors
 from bridge.verify.execute import Result, run, run_target, same_bits, tensor_names
 from bridge.verify.golden_check import checked_golden
+from bridge.verify.interleaved import CROSSED, interleaved
 from bridge.verify.nearby import beside, far_case, near_case, near_result
 from bridge.verify.options import Options
 from bridge.verify.plan import OWN_FAMILIES
@@ -45,6 +47,8 @@ from bridge.verify.verdict import (
     worst_outcome,
 )
 
+#: Times over its noise budget that an element may be because its few noise draws were lucky.
+_LUCK = 30.0
 #: Cases with more input elements than this are not kept for diagnosis.
 _KEPT_ELEMENTS = 1 << 18
 
@@ -225,6 +229,10 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
             ties = unstable_elements(spec, case, golden, seed=options.seed)
             if any(bool(mask.any()) for mask in ties.values()):
                 judged.tensors = _judge_tensors(spec, case, golden, reference, target, noise, constants, ties)
+            if any(_near_its_budget(t) for t in judged.tensors):
+                noise = surer_noise(spec, case, golden, noise, seed=options.seed)
+                judged.tensors = _judge_tensors(spec, case, golden, reference, target, noise, constants, ties)
+        judged.tensors = repeats_blamed(judged.tensors, target)
         if (case.configs or case.family == "captured") and not options.recorded and target.autotuned:
             _judge_configs(spec, case, judged, (golden, reference, noise), constants, target.device)
         told = (golden.named(), reference.named(), target.named())
@@ -254,6 +262,18 @@ def _target_result(spec: KernelSpec, case: Case, options: Options) -> Result | s
     if isinstance(result, Result) and case.family in OWN_FAMILIES:
         _repeated(spec, case, result, options)
     return result
+
+
+def _near_its_budget(tensor: TensorVerdict) -> bool:
+    """Whether a tensor fails for finite values and is off by no more than luck in few draws may explain."""
+    budget = tensor.companions.get("noise budget")
+    return (
+        tensor.verdict == "FAIL"
+        and tensor.structure is None
+        and budget is not None
+        and budget.value is not None
+        and 1.0 < budget.value <= _LUCK
+    )
 
 
 def _judge_tensors(
@@ -338,14 +358,18 @@ def _zeros_noted(record: CaseRecord, reference: Result, target: Result) -> CaseR
 
 def _repeated(spec: KernelSpec, case: Case, first: Result, options: Options) -> None:
     """Run the same inputs again; results that differ bitwise are noted, to be judged as well."""
-    for _ in range(max(0, options.repeats - 1)):
-        again = run_target(spec, case)
+    for number in range(max(0, options.repeats - 1)):
+        again = run_target(spec, case) if number else interleaved(spec, case)
         if isinstance(again, str):
             continue
+        for name, text in again.faults.items():
+            first.faults.setdefault(name, text)
         for name, tensor in again.named().items():
             was = first.named().get(name)
             if tensor is not None and was is not None and not same_bits(tensor, was):
                 first.differing.setdefault(name, []).append(tensor)
+                if not number:
+                    first.doubted.setdefault(name, CROSSED)
 
 
 def _structural(name: str, case: Case, text: str, reference: Result) -> TensorVerdict:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from bridge.verify.formulas import spelled_out
 from bridge.verify.golden import plain_math
+from bridge.verify.lse import recomputed
 from bridge.verify.rounding import running_sum_noise
 from bridge.verify.ulp import is_low, ulp_of, unit_roundoff
 
@@ -78,13 +79,16 @@ class Noisy(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = generator
         self._stable = stable
+        self.lse: dict[int, torch.Tensor] = {}  #: storage address of a softmax -> |logsumexp| of its rows
         self._computed: set[int] = set()  #: storage addresses that hold results of arithmetic
         # storage address -> value before the rounding to 16 bits that last wrote there
         self._unrounded: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        spelled = spelled_out(self, func, args, kwargs)
+        spelled = recomputed(self, self, func, args)
+        if spelled is NotImplemented:
+            spelled = spelled_out(self, func, args, kwargs)
         if spelled is not NotImplemented:
             return spelled
         exact = is_exact(func)

@@ -26,7 +26,8 @@ def test_a_slip_is_named_and_its_twin_passes(pair: Pair) -> None:
     judgement = judge(wrong, plan_cases(wrong, options=options), options=options)
     assert judgement.outcome == "FAIL"
     assert {t.tensor for t in judgement.tensors if t.verdict == "FAIL"} == pair.tensors
-    assert judgement.diagnosis is not None and pair.cause in judgement.diagnosis.cause
+    assert judgement.diagnosis is not None
+    assert pair.cause in judgement.diagnosis.cause
     twin = judge(right, plan_cases(right, options=options), options=options)
     assert twin.outcome == "PASS", twin.summary
 

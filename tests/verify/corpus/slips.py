@@ -336,3 +336,113 @@ SWEPT = (
     _pair("ties lost in a selection", _top, "y", "equal values are lost in `topk`"),
     _pair("loss from the rounded sigmoid", _bce, "y", "log(sigmoid(x) + 1e-12)"),
 )
+
+
+def _recompute(wrong: bool) -> KernelSpec:
+    """Attention that keeps a logsumexp; the wrong one keeps it in fp16."""
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        z = q @ k.T
+        top = z.amax(-1, keepdim=True)
+        total = torch.exp(z - top).sum(-1, keepdim=True)
+        out = (torch.exp(z - top) @ v) / total
+        lse = top + torch.log(total)
+        return out, (q, k, v, out, lse.half().float() if wrong else lse)
+
+    def backward(saved: Any, g: torch.Tensor) -> Any:
+        q, k, v, out, lse = saved
+        p = torch.exp(q @ k.T - lse)
+        s = p * (g @ v.T - (g * out).sum(-1, keepdim=True))
+        return s @ k, s.T @ q, p.T @ g
+
+    apply = fused(forward, backward)
+    return _spec(
+        lambda q, k, v: torch.softmax(q @ k.T, -1) @ v,
+        lambda q, k, v: apply(q, k, v),
+        sample=normal(full, full, full),
+        inputs=("q", "k", "v"),
+        grads=("q", "k", "v"),
+        outputs=("out",),
+        kind="matmul",
+        shapes=((20, 8), (7, 5)),
+    )
+
+
+def _newton(wrong: bool) -> KernelSpec:
+    """Rows over their RMS, the root refined by Newton steps; the wrong one stops too early."""
+
+    def target(x: torch.Tensor) -> torch.Tensor:
+        square = x.square().mean(-1, keepdim=True) + 1e-6
+        y = (torch.rsqrt(square).view(torch.int32) & -65536).view(torch.float32)
+        for _ in range(1 if wrong else 3):
+            y = y * (1.5 - 0.5 * square * y * y)
+        return x * y
+
+    return _spec(lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6), target)
+
+
+def _rescaled_weights(wrong: bool) -> KernelSpec:
+    """The weight gradient of y = x * w, rows added in another order on every call, as atomics do."""
+    order = torch.Generator().manual_seed(3)
+    rest: dict[int, torch.Tensor] = {}
+
+    def backward(saved: Any, g: torch.Tensor) -> Any:
+        x, w = saved
+        rows = (g * x)[torch.randperm(len(x), generator=order)]
+        total = rest.get(x.shape[-1], torch.zeros_like(w)) if wrong else torch.zeros_like(w)
+        for row in rows:
+            total = total + row
+        rest[x.shape[-1]] = total
+        return g * w, total
+
+    def sample(shape: tuple[int, ...], dtype: Any, generator: Any, device: str) -> Any:
+        return tuple(
+            torch.randn(s, generator=generator, device=device).to(dtype) for s in (shape, shape[-1:])
+        )
+
+    apply = fused(lambda x, w: (x * w, (x, w)), backward)
+    return _spec(
+        lambda x, w: x * w, lambda x, w: apply(x, w), sample=sample, inputs=("x", "w"), grads=("x", "w")
+    )
+
+
+def _held(wrong: bool) -> KernelSpec:
+    """A result in a buffer that the next call writes as well."""
+    buffers: dict[Any, torch.Tensor] = {}
+
+    def target(x: torch.Tensor) -> torch.Tensor:
+        made = torch.tanh(x)
+        return buffers.setdefault(x.shape, made.clone()).copy_(made) if wrong else made
+
+    return _spec(torch.tanh, target, kind="elementwise")
+
+
+def _saved(wrong: bool) -> KernelSpec:
+    """Statistics for the backward in a buffer that the next forward writes as well."""
+    buffers: dict[Any, torch.Tensor] = {}
+
+    def forward(x: torch.Tensor) -> Any:
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+        kept = buffers.setdefault(scale.shape, scale.clone()).copy_(scale) if wrong else scale
+        return x * scale, (x, kept)
+
+    def backward(saved: Any, g: torch.Tensor) -> torch.Tensor:
+        x, scale = saved
+        h = x * scale
+        return scale * (g - h * (g * h).mean(-1, keepdim=True))
+
+    apply = fused(forward, backward)
+    return _spec(
+        lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6), lambda x: apply(x), grads=("x",)
+    )
+
+
+PAIRS += (
+    _pair("result in memory shared by calls", _held, "y", "is overwritten by a later call"),
+    _pair("statistics in memory shared by calls", _saved, "grad_x", "state is kept between calls"),
+    _pair("workspace never cleared", _rescaled_weights, "grad_w", "depends on the run"),
+)
+SWEPT += (
+    _pair("logsumexp kept in fp16", _recompute, "grad_q grad_k grad_v", "float16"),
+    _pair("root refined too little", _newton, "y", ""),
+)
