@@ -33,6 +33,7 @@ from bridge.verify.power import measure_power
 from bridge.verify.raised import broke_gpu, fault, in_words, lacks_memory, refusal
 from bridge.verify.spec import KernelSpec
 from bridge.verify.stability import unstable_elements
+from bridge.verify.steps import steps_of
 from bridge.verify.structure import name_of
 from bridge.verify.summary import coverage, overall, sentence
 from bridge.verify.tasks import Kept, has_room
@@ -142,7 +143,9 @@ def weigh(
         cases=tuple(j.record for j in judged),
         diagnosis=diagnosis,
         power=power,
-        coverage=coverage(judged, options),
+        coverage=msgspec.structs.replace(
+            coverage(judged, options), steps=steps_of(spec, judged, diagnosis, options.repeats)
+        ),
         kernels=tuple(dict.fromkeys(k for j in judged for k in j.record.launches)),
         raised=frozenset(j.record.name for j in judged if j.raised is not None),
         never_ran=judged[0].raised if judged and all(j.raised is not None for j in judged) else None,

@@ -62,3 +62,12 @@ def test_state_kept_from_an_earlier_call_is_named(tmp_path: Path) -> None:
     assert judgement.outcome == "FAIL"
     assert judgement.diagnosis is not None
     assert "state is kept between calls" in judgement.diagnosis.cause
+
+
+def test_each_step_of_the_workflow_leaves_its_evidence() -> None:
+    spec = slips.PAIRS[0].make(False)
+    steps = judge(spec, plan_cases(spec, options=DECLARED), options=DECLARED).coverage.steps
+    assert [step.split()[0] for step in steps] == [str(n) for n in range(1, 10)]
+    assert "x float32 -> " in steps[0] and "sums in float32" in steps[0] and "grad_x float32" in steps[0]
+    assert "gate valid on 4 of 4" in steps[3]
+    assert steps[8] == "9 diagnosis: nothing failed"
