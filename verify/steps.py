@@ -34,25 +34,21 @@ def steps_of(
         repeats: runs of each declared or captured case.
     """
     tensors = [t for j in judged for t in j.tensors]
+    golden = "the FP64 formula of the spec" if spec.golden is not None else "the reference, casts lifted,"
+    upstream = "; one upstream gradient an output, random or captured, for all three" if spec.grads else ""
     return (
         f"1 formula: {_formula(spec, judged)}",
         f"2 inputs: {len(judged)} cases, one set of values each for reference and target; golden is "
-        f"{'the FP64 formula of the spec' if spec.golden is not None else 'the reference with its casts lifted'}"
-        " on the same values widened to FP64",
+        f"{golden} on the same values widened to FP64",
         f"3 structure: shape, dtype, device and the places of NaN and Inf of {len(tensors)} tensors; "
         f"{sum(t.structure is not None for t in tensors)} differ",
         f"4 conditioning: {_conditioning(tensors)}",
         f"5 outputs: {_failures(tensors, spec.outputs)}",
-        f"6 gradients: {_failures(tensors, [f'grad_{n}' for n in spec.grads])}"
-        + (
-            "; one random upstream gradient an output, or the captured one, for all three"
-            if spec.grads
-            else ""
-        ),
+        f"6 gradients: {_failures(tensors, [f'grad_{n}' for n in spec.grads])}{upstream}",
         f"7 shapes and values: {_families(judged)}",
         f"8 repeats: {repeats} runs of each declared or captured case, one with another call in between; "
         f"{sum(_unsteady(j) for j in judged)} cases give other bits from run to run",
-        "9 diagnosis: " + (f"{diagnosis.cause}" if diagnosis is not None else "nothing failed"),
+        f"9 diagnosis: {diagnosis.cause if diagnosis is not None else 'nothing failed'}",
     )
 
 
@@ -98,7 +94,9 @@ def _name(tensor: torch.Tensor) -> str:
 def _conditioning(tensors: Sequence[TensorVerdict]) -> str:
     valid = [t for t in tensors if t.gate_valid]
     largest = max((t.reference_relative_error or 0.0 for t in valid), default=0.0)
-    text = f"gate valid on {len(valid)} of {len(tensors)} tensors, where the reference is at most {largest:.2g} off"
+    text = (
+        f"gate valid on {len(valid)} of {len(tensors)} tensors, the reference there at most {largest:.2g} off"
+    )
     grown = [t.growth for t in tensors if t.growth is not None]
     return text + (f"; growth with the length fitted on {len(grown)}" if grown else "")
 
