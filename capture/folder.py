@@ -56,7 +56,14 @@ def read_manifest(root: Path) -> Manifest:
         raise NotACaptureError(
             f"{root} does not exist; make a capture with `bridge capture --step N --out {root}`"
         )
-    if not root.is_dir() or not path.is_file() or path.is_symlink():
+    around = next((up for up in root.resolve().parents[:2] if (up / MANIFEST).is_file()), None)
+    if around is not None and not path.is_file():
+        raise NotACaptureError(f"{root} is a part of the capture {around}; name that folder")
+    if not root.is_dir():
+        raise NotACaptureError(
+            f"{root} is not a capture, it is a file; name a folder that `bridge capture` wrote"
+        )
+    if not path.is_file() or path.is_symlink():
         raise NotACaptureError(
             f"{root} is not a capture: it has no {MANIFEST}; name a folder that `bridge capture` wrote"
         )

@@ -48,13 +48,22 @@ class RankCalls:
     problems: list[str] = field(default_factory=list)
 
 
-def read_rank(folder: Path, *, rank: int, listed: RankFiles | None) -> RankCalls:
+def read_rank(folder: Path, *, rank: int, listed: RankFiles | None, salvage: bool = False) -> RankCalls:
     """Calls of one rank in order, digests and blob names filled in.
+
+    Args:
+        listed: what the manifest says of the rank; None: it did not finish.
+        salvage: read what is intact of damaged files, and name what is not.
 
     Raises:
         CorruptCaptureError: a line that cannot be read, a record that contradicts itself, or a file whose
             sha256 is not the manifest's.
     """
+    if salvage and listed is not None:
+        try:
+            return read_rank(folder, rank=rank, listed=listed)
+        except CorruptCaptureError:
+            return _salvaged(folder, rank, listed)
     found = RankCalls(rank=rank, folder=folder)
     if listed is not None:
         check_files(folder, listed)
@@ -80,6 +89,41 @@ def read_rank(folder: Path, *, rank: int, listed: RankFiles | None) -> RankCalls
             "capture again"
         )
     return found
+
+
+def _salvaged(folder: Path, rank: int, listed: RankFiles) -> RankCalls:
+    found = RankCalls(rank=rank, folder=folder)
+    calls = _intact(folder / "calls.jsonl", Call)
+    contents = _intact(folder / "contents.jsonl", ContentLine)
+    found.calls = _in_order(calls, folder / "calls.jsonl", rank)
+    joined = Contents(contents, folder)
+    joined.check(found.calls)
+    for call in found.calls:
+        joined.join(call)
+    if len(found.calls) != listed.calls:
+        found.problems.append(
+            f"calls.jsonl of rank {rank} is damaged: {len(found.calls)} of {listed.calls} calls can be read"
+        )
+    for name in ("calls.jsonl", "contents.jsonl"):
+        try:
+            checked_bytes(folder / name, listed)
+        except CorruptCaptureError as error:
+            found.problems.append(str(error).removesuffix("; capture again"))
+    return found
+
+
+def _intact(path: Path, kind: type[T]) -> list[T]:
+    """The lines of a file up to the first that cannot be read; none of one that is not there."""
+    if path.is_symlink() or not path.is_file():
+        return []
+    decoder = msgspec.json.Decoder(kind)
+    lines: list[T] = []
+    for line in path.read_bytes().splitlines():
+        try:
+            lines.append(decoder.decode(line))
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            break
+    return lines
 
 
 def check_files(folder: Path, listed: RankFiles) -> None:

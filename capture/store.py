@@ -27,15 +27,19 @@ if TYPE_CHECKING:
 __all__ = ["Capture", "load_capture"]
 
 
-def load_capture(path: Path | str) -> Capture:
+def load_capture(path: Path | str, *, salvage: bool = False) -> Capture:
     """Open a capture folder; calls are read when they are first asked for.
+
+    Args:
+        path: The folder.
+        salvage: Read what is intact of damaged files of calls; `problems` names what is not.
 
     Raises:
         NotACaptureError: the folder is missing or holds something else.
         CorruptCaptureError: the manifest is damaged or of a newer version.
     """
     root = Path(path)
-    return Capture(root, folders.read_manifest(root))
+    return Capture(root, folders.read_manifest(root), salvage=salvage)
 
 
 class Capture:
@@ -44,9 +48,10 @@ class Capture:
     A capture of a process that died is one too: it has what was written, and `problems` says what it lacks.
     """
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, manifest: Manifest, *, salvage: bool = False) -> None:
         self.path = path
         self.manifest = manifest
+        self._salvage = salvage
 
     def __repr__(self) -> str:
         return f"Capture({str(self.path)!r}, step={self.manifest.step}, complete={self.complete})"
@@ -72,6 +77,8 @@ class Capture:
         found.extend(self.manifest.problems)
         for rank in self._ranks:
             found.extend(rank.problems)
+        lost = {r.rank for r in self.manifest.ranks} - set(self.rank_folders)
+        found.extend(f"the folder of rank {rank} is missing" for rank in sorted(lost))
         found.extend(self.damage)
         return tuple(dict.fromkeys(found))
 
@@ -170,7 +177,7 @@ class Capture:
     @cached_property
     def _ranks(self) -> list[RankCalls]:
         return [
-            read_rank(folder, rank=rank, listed=listed)
+            read_rank(folder, rank=rank, listed=listed, salvage=self._salvage)
             for rank, (folder, listed) in self.rank_folders.items()
         ]
 
@@ -188,7 +195,7 @@ class Capture:
                 rank = int(name[1])
                 found[rank] = folder, next((r for r in self.manifest.ranks if r.rank == rank), None)
         missing = {r.rank for r in self.manifest.ranks} - set(found)
-        if missing:
+        if missing and not self._salvage:
             lost = folders.rank_folder(self.path, min(missing))
             raise CorruptCaptureError(f"{lost} is missing although the manifest lists it; capture again")
         return found

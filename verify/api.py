@@ -46,7 +46,7 @@ def verify_kernel(
         capture: a capture, or its folder; its real inputs decide first.
         call: judge this captured call alone (a Call, or its key).
         op: glob over the capture's calls, where it is not `spec.sites` that should decide.
-        partial: judge a capture whose writer died, too.
+        partial: judge what is intact of a capture that is torn or damaged.
         target: "recorded" judges what the run recorded and does not run the kernel.
         sweep: judge drawn inputs as well; without a capture there is nothing else.
         quick: of drawn inputs judge the declared shapes only: no tile edges, adversarial values, layouts.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.errors import CaptureError, UsageError, near_misses
+from bridge.errors import CaptureError, CorruptCaptureError, UsageError, near_misses
 from bridge.verify import registry
 from bridge.verify.registry import LoadedSpec
 from bridge.verify.request import Request
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 def refuse_torn(capture: Capture, *, partial: bool) -> None:
     """A capture whose writer died is judged only on request: what it lacks may be what diverged."""
-    torn = [text for text in capture.problems if text not in capture.manifest.problems]
+    try:
+        torn = [text for text in capture.problems if text not in capture.manifest.problems]
+    except CorruptCaptureError as error:
+        raise CorruptCaptureError(f"{error}, or judge what is intact with --partial") from None
     if not capture.calls:
         raise CaptureError(
             f"{capture.path} holds no calls{': ' + torn[0] if torn else ''}; capture the step again"

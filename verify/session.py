@@ -123,7 +123,7 @@ def open_session(
     if capture is None and request.capture is not None:
         from bridge.capture.store import load_capture
 
-        capture = load_capture(request.capture)
+        capture = load_capture(request.capture, salvage=request.partial)
     if capture is not None:
         refuse_torn(capture, partial=request.partial)
     if loaded is None:

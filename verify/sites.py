@@ -91,9 +91,10 @@ def _outermost(picked: Sequence[Call], every: Sequence[Call]) -> tuple[Call, ...
 def _not_found(every: Iterable[Call], name: str, wanted: Sequence[str], capture: Capture) -> str:
     held = sorted({call.op for call in every if not (call.kind == "op" and call.op.startswith(_TORCH_OPS))})
     hint = near_misses(wanted[0], held) if held else "it holds no module calls, custom ops or Triton launches"
+    stop = "" if hint.endswith("?") else ";"
     return (
         f"capture {capture.path} has no forward or optimizer call of {' | '.join(wanted)} (op {name}); "
-        f"{hint} Recapture with --ops, name another site with --op GLOB, or set `sites` in the KernelSpec"
+        f"{hint}{stop} Recapture with --ops, name another site with --op GLOB, or set `sites` in the spec"
     )
 
 

@@ -246,4 +246,10 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if full is not None:
         text = f"{result.path} is incomplete, the disk is full ({full})"
         raise errors.CaptureError(f"{text}; free some space, or write elsewhere with --out")
+    if result.dropped and not result.calls_with_tensors:
+        why = f" ({result.dropped_because})" if result.dropped_because else ""
+        raise errors.NothingJudgedError(
+            f"{result.path} has no tensors, all {result.dropped} that were asked for were dropped{why}: "
+            "there is nothing to verify; raise --max-bytes, free some space, or name fewer calls with --ops"
+        )
     return errors.EXIT_OK

@@ -45,7 +45,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--target-fn", metavar="PKG.FN", help="Function or custom op to judge against --reference.")
 @click.option("--target", type=click.Choice(["kernel", "recorded"]), default="kernel", show_default=True,
               help="Run the kernel, or judge what the run recorded (needs no GPU).")  # fmt: skip
-@click.option("--partial", is_flag=True, help="Judge a capture whose writer died, too.")
+@click.option("--partial", is_flag=True, help="Judge what is intact of a capture that is torn or damaged.")
 @click.option("--quick", is_flag=True, help="Of drawn inputs the declared shapes only.")
 @click.option("--no-sweep", is_flag=True, help="Judge the captured calls alone.")
 @click.option(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import bridge.capture.api
@@ -142,3 +143,18 @@ def test_other_ranks_keep_quiet(
 )
 def test_sizes_for_people(count: int, text: str) -> None:
     assert size(count) == text
+
+
+def test_a_capture_that_kept_nothing_of_what_was_asked_for_exits_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    emptied = msgspec.structs.replace(
+        RESULT, calls_with_tensors=0, stored_bytes=0, problems=(), dropped_because="the disk has 9 bytes free"
+    )
+    monkeypatch.setattr(bridge.capture.api, "capture_run", lambda *arguments, **more: emptied)
+    assert run(["capture", "--step", "3"]) == 3
+    out, err = capsys.readouterr()
+    assert "0 with tensors" in out
+    assert (
+        err.count("\n") == 1 and "all 2 that were asked for were dropped (the disk has 9 bytes free)" in err
+    )

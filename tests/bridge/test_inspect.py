@@ -121,6 +121,12 @@ def test_not_a_capture_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert capsys.readouterr().err.startswith("bridge: error: ")
 
 
+def test_a_part_of_a_capture_names_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ("manifest.json", "rank_00000", "rank_00000/calls.jsonl"):
+        assert run(["inspect", str(folder / part)]) == 2
+        assert f"is a part of the capture {folder.resolve()}; name that" in capsys.readouterr().err
+
+
 def test_old_activation_logs_are_summarised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rank_0_activations.log").write_text(LOG)
     assert run(["inspect", str(tmp_path)]) == 0
