@@ -13,7 +13,7 @@ from bridge.capture.request import CaptureResult, Progress, Request, Say
 from bridge.capture.select import Selection
 from bridge.capture.window import TRIGGERS, parse_window
 from bridge.config import BridgeConfig, TrainConfig, load_config
-from bridge.errors import UsageError
+from bridge.errors import ConfigError, UsageError
 
 
 def capture_run(
@@ -125,6 +125,12 @@ def _as_config(
     elif not isinstance(config, BridgeConfig):
         config = load_config(config)
     if settings:
+        if config.train.module is None:
+            what = "script" if config.train.script is not None else "job file"
+            raise ConfigError(
+                f"--set needs torchtitan 0.3's config ([train] module and config) to apply to, a {what} "
+                "takes its own arguments with [train] args"
+            )
         train = replace(config.train, set={**config.train.set, **settings})
         config = replace(config, train=train)
     return config

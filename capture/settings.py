@@ -7,13 +7,16 @@ stay. Imports no torch.
 from __future__ import annotations
 
 import dataclasses
+import re
+import tomllib
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bridge.errors import ConfigError, near_misses
+from bridge.errors import ConfigError, brief, near_misses
 
 
 def apply_settings(root: Any, settings: Mapping[str, Any]) -> None:
@@ -114,3 +117,32 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         if isinstance(value, str | int | float | bool) and type(value) in (hint, *typing.get_args(hint)):
             return value
         raise ConfigError(f"[train.set] {path!r} has type {hint}, which TOML cannot express") from None
+
+
+def explain_job(job: str, version: str) -> str:
+    """What to write for torchtitan 0.3 instead of a 0.2.x job file; ConfigError when it cannot be read."""
+    try:
+        document = tomllib.loads(Path(job).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"[train] job names {job}, which cannot be read: {brief(error)}") from None
+    model = document.get("model", {})
+    name = model.get("name", "llama3")
+    flavor = model.get("flavor", "debugmodel")
+    return (
+        f"{job} is a job file of torchtitan 0.2.x, but torchtitan {version} is installed, "
+        f"which reads no TOML; "
+        f'write [train] module = "{name}", config = "{name}_{flavor}" and its settings as dotted keys under '
+        f'[train.set] ("training.steps" = ...), or install torchtitan==0.2.2'
+    )
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def plain_settings(value: Any) -> Any:
+    """A config as plain data; the addresses in rendered functions, which differ between equal ones, go."""
+    if isinstance(value, dict):
+        return {key: plain_settings(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_settings(item) for item in value]
+    return _ADDRESS.sub("", value) if isinstance(value, str) else value

@@ -155,3 +155,13 @@ def run_log(verbose: bool) -> Iterator[None]:
         warnings.showwarning = show
         root.removeHandler(handler)
         root.setLevel(level)
+
+
+def plain_sums(parts: list[torch.nn.Module]) -> None:
+    """Let FSDP scale gradients apart from their sum: gloo, the CPU's backend, has no scaled sum."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in parts:
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)

@@ -25,12 +25,13 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from bridge.capture.settings import apply_settings, get_setting
+from bridge.capture.settings import apply_settings, explain_job, get_setting, plain_settings
 from bridge.capture.steps import RunFacts, StepRecorder
 from bridge.capture.surroundings import (
     cpu_module,
     import_paths,
     missing_upstream,
+    plain_sums,
     process_state,
     rendezvous,
     run_log,
@@ -92,7 +93,7 @@ def run_titan(
     version = titan_version()
     old = version.startswith("0.2.")
     if train.job is not None and not old:
-        raise ConfigError(_explain_job(train.job, version))
+        raise ConfigError(explain_job(train.job, version))
     if train.module is not None and old:
         raise ConfigError(
             f"torchtitan {version} has no config registry, so [train] module and config cannot be served; "
@@ -120,7 +121,7 @@ def run_titan(
             build = _build_trainer
         _check_length(config, recorder, train)
         facts = RunFacts(
-            config=_as_dict(config),
+            config=plain_settings(config.to_dict()),
             config_path=config_path,
             seed=get_setting(config, "debug.seed", get_setting(config, "training.seed")),
             flags=notes,
@@ -148,17 +149,9 @@ def clashing_overrides(
 
     One that fails by itself is no clash: the run says so.
     """
-    from torchtitan.config.override import OverrideConfig, apply_overrides
 
     def refused(*imports: Any) -> bool:
-        config = _config_of(train, config_path)
-        listed = [item if isinstance(item, str) else (item[0], dict(item[1])) for item in imports]
-        with import_paths(config_path):
-            try:
-                apply_overrides(OverrideConfig(imports=listed), config)
-            except (ValueError, TypeError, ImportError, AttributeError):
-                return True
-        return False
+        return _refusal(train, config_path, imports) is not None
 
     alone = [item for item in wanted if not refused(item)]
     return tuple(
@@ -179,24 +172,33 @@ def check_overrides(
         ConfigError: The config does not fit the installed torchtitan, whatever is added.
         UsageError: An override cannot be imported, is none or cannot be applied, or a setting does not fit.
     """
-    from torchtitan.config.override import OverrideConfig, apply_overrides
-
     _config_of(train, config_path)
     try:
         _config_of(replace(train, set={**train.set, **settings}), config_path)
     except ConfigError as error:
         raise UsageError(f"--override {str(error).removeprefix('[train.set] ')}") from None
     for item in wanted:
-        config = _config_of(train, config_path)
-        with import_paths(config_path):
-            try:
-                apply_overrides(OverrideConfig(imports=[item]), config)
-            except Exception as error:
-                # Whatever the user's module or factory raises, the candidate would end with it.
-                raise UsageError(
-                    f"--override {item} cannot be applied: {type(error).__name__}: {brief(error)}; it takes "
-                    f"package.module.function of a function with torchtitan's @override, or KEY=VALUE"
-                ) from error
+        refusal = _refusal(train, config_path, [item])
+        if refusal is not None:
+            raise UsageError(
+                f"--override {item} cannot be applied: {type(refusal).__name__}: {brief(refusal)}; it takes "
+                f"package.module.function of a function with torchtitan's @override, or KEY=VALUE"
+            ) from refusal
+
+
+def _refusal(train: TrainConfig, config_path: str | None, imports: Sequence[Any]) -> Exception | None:
+    """What applying these overrides to the run's config raises; None: they can be applied."""
+    from torchtitan.config.override import OverrideConfig, apply_overrides
+
+    config = _config_of(train, config_path)
+    listed = [item if isinstance(item, str) else (item[0], dict(item[1])) for item in imports]
+    with import_paths(config_path):
+        try:
+            apply_overrides(OverrideConfig(imports=listed), config)
+        except Exception as error:
+            # Whatever the user's module or factory raises, a run with it would end with that.
+            return error
+    return None
 
 
 def _config_of(train: TrainConfig, config_path: str | None) -> Any:
@@ -216,7 +218,7 @@ def _drive(build: Any, config: Any, recorder: StepRecorder, facts: RunFacts, *, 
     try:
         trainer = build(config)
         if trainer.device.type == "cpu" and torch.distributed.get_world_size() > 1:
-            _plain_sums(trainer.model_parts)
+            plain_sums(trainer.model_parts)
         _attach(trainer, recorder, facts, stop=stop)
         trainer.train()
     except _Finished:
@@ -235,16 +237,6 @@ def _drive(build: Any, config: Any, recorder: StepRecorder, facts: RunFacts, *, 
             torch.distributed.destroy_process_group()
     if not recorder.finished:
         raise StepNotReachedError(recorder.not_reached(getattr(trainer, "step", 0)))
-
-
-def _plain_sums(parts: list[torch.nn.Module]) -> None:
-    """Let FSDP scale gradients apart from their sum: gloo, the CPU's backend, has no scaled sum."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for part in parts:
-        for module in part.modules():
-            if isinstance(module, FSDPModule):
-                module.set_force_sum_reduction_for_comms(True)
 
 
 def _attach(trainer: Any, recorder: StepRecorder, facts: RunFacts, *, stop: bool) -> None:
@@ -358,22 +350,6 @@ def _load_job(train: TrainConfig) -> Any:
         raise ConfigError(f"torchtitan {titan_version()} refuses {path}: {error}") from error
 
 
-def _explain_job(job: str, version: str) -> str:
-    """What to write for torchtitan 0.3 instead of a 0.2.x job file."""
-    import tomllib
-
-    document = tomllib.loads(Path(job).read_text(encoding="utf-8"))
-    model = document.get("model", {})
-    name = model.get("name", "llama3")
-    flavor = model.get("flavor", "debugmodel")
-    return (
-        f"{job} is a job file of torchtitan 0.2.x, but torchtitan {version} is installed, "
-        f"which reads no TOML; "
-        f'write [train] module = "{name}", config = "{name}_{flavor}" and its settings as dotted keys under '
-        f'[train.set] ("training.steps" = ...), or install torchtitan==0.2.2'
-    )
-
-
 def _swap_flex_attention(config: Any) -> int:
     """Replace FlexAttention, which has no CPU backward, throughout the config; return how often."""
     from torchtitan.config.override import derive
@@ -387,24 +363,6 @@ def _swap_flex_attention(config: Any) -> int:
         else:
             setattr(parent, name, plain)
     return len(nodes)
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
-
-def _as_dict(config: Any) -> dict[str, Any]:
-    """The whole config as plain data, for the manifest."""
-    found = config.to_dict()
-    return _without_addresses(found) if isinstance(found, dict) else {}
-
-
-def _without_addresses(value: Any) -> Any:
-    """torchtitan renders functions by repr; their addresses would make equal configs differ."""
-    if isinstance(value, dict):
-        return {key: _without_addresses(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_addresses(item) for item in value]
-    return _ADDRESS.sub("", value) if isinstance(value, str) else value
 
 
 @contextlib.contextmanager

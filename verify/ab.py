@@ -119,8 +119,6 @@ def arranged(path: Path, config: BridgeConfig, sides: Sides, last: int) -> Sides
     Asked of a process that loads torchtitan, before anything runs: an override that cannot be applied must
     not cost a baseline run.
     """
-    if config.train.module is None:
-        return sides
     found = ask(path, sides)
     return from_checkpoint(without_clashes(sides, found), found, last)
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from bridge.verify.ab_child import answer
+
 #: Setting that lists torchtitan's overrides.
 OVERRIDES = "override.imports"
 
@@ -51,16 +53,9 @@ def probe(config_path: Path, wanted: Sequence[str], settings: Mapping[str, Any] 
 
 def main(argv: Sequence[str]) -> int:
     """Entry point of the child process."""
-    from bridge.errors import BridgeError
-
     config, out, wanted, settings = argv
-    try:
-        found = probe(Path(config), msgspec.json.decode(wanted), msgspec.json.decode(settings))
-    except BridgeError as error:
-        print(f"bridge: error: {error}", file=sys.stderr)
-        return error.exit_code
-    Path(out).write_bytes(msgspec.json.encode(found))
-    return 0
+    asked = msgspec.json.decode(wanted), msgspec.json.decode(settings)
+    return answer(out, lambda: probe(Path(config), *asked))
 
 
 if __name__ == "__main__":

@@ -25,11 +25,18 @@ class Sides:
 def split_sides(config: BridgeConfig, overrides: Sequence[str]) -> Sides:
     """Settings of both runs: an override that the config already has is taken from the baseline.
 
-    Raises UsageError without any override, or for one that is neither a path nor KEY=VALUE.
+    Raises UsageError without any override, for one that is neither a path nor KEY=VALUE, and for a run that
+    has no such settings.
     """
     if not overrides:
         raise UsageError(
             "ab needs --override: an override's import path, or KEY=VALUE; without one both runs are one"
+        )
+    if config.train.module is None:
+        other = "a script" if config.train.script is not None else "a job file"
+        raise UsageError(
+            f"ab changes fields of torchtitan 0.3's config ([train] module and config), got {other}; capture "
+            "both runs with `bridge capture` and compare them with `bridge diff`"
         )
     base = list(config.train.set.get(OVERRIDES, []))
     imports, settings = [], {}

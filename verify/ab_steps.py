@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from bridge.verify.ab_child import answer
+
 METRICS = ("loss", "grad_norm", "weights")
 
 
@@ -77,16 +79,8 @@ def _plain(value: float | None) -> float | None:
 
 def main(argv: Sequence[str]) -> int:
     """Entry point of the child process."""
-    from bridge.errors import BridgeError
-
     config, last, out, settings = argv
-    try:
-        figures = step_figures(Path(config), int(last), msgspec.json.decode(settings))
-    except BridgeError as error:
-        print(f"bridge: error: {error}", file=sys.stderr)
-        return error.exit_code
-    Path(out).write_bytes(msgspec.json.encode(figures))
-    return 0
+    return answer(out, lambda: step_figures(Path(config), int(last), msgspec.json.decode(settings)))
 
 
 if __name__ == "__main__":

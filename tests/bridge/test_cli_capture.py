@@ -158,3 +158,13 @@ def test_a_capture_that_kept_nothing_of_what_was_asked_for_exits_3(
     assert (
         err.count("\n") == 1 and "all 2 that were asked for were dropped (the disk has 9 bytes free)" in err
     )
+
+
+@pytest.mark.parametrize("name", ["script", "job"])
+def test_settings_need_a_config_that_has_them(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "train.toml"
+    config.write_text(f'[train]\n{name} = "absent"\n')
+    assert run(["capture", "--step", "3", "--config", str(config), "--set", "training.steps=9"]) == 2
+    assert "--set needs torchtitan 0.3's config" in capsys.readouterr().err

@@ -28,7 +28,8 @@ from importlib import metadata  # noqa: E402
 if not metadata.version("torchtitan").startswith("0.3."):
     pytest.skip("these configs are torchtitan 0.3's", allow_module_level=True)
 
-from bridge.capture.titan import _without_addresses, run_titan  # noqa: E402
+from bridge.capture.settings import plain_settings  # noqa: E402
+from bridge.capture.titan import run_titan  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -317,7 +318,7 @@ def test_captured_norms_are_what_forward_hooks_saw(tmp_path: Path) -> None:
 
 def test_config_in_the_manifest_has_no_addresses() -> None:
     """Two runs of one config must record one config."""
-    rendered = f"partial({_without_addresses!r})"
+    rendered = f"partial({plain_settings!r})"
     assert " at 0x" in rendered
-    found = _without_addresses({"init": {"weight": rendered}, "steps": [3, None]})
-    assert found == {"init": {"weight": "partial(<function _without_addresses>)"}, "steps": [3, None]}
+    found = plain_settings({"init": {"weight": rendered}, "steps": [3, None]})
+    assert found == {"init": {"weight": "partial(<function plain_settings>)"}, "steps": [3, None]}

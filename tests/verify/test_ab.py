@@ -39,6 +39,13 @@ def test_an_override_that_the_config_has_is_taken_from_the_baseline() -> None:
     assert sides.candidate == {"override.imports": ["a.b", KERNEL]}
 
 
+@pytest.mark.parametrize("name", ["script", "job"])
+def test_a_run_without_torchtitans_settings_is_refused_before_anything_runs(name: str) -> None:
+    other = BridgeConfig(train=TrainConfig(**{name: "train.py"}))
+    with pytest.raises(UsageError, match="compare them with `bridge diff`"):
+        split_sides(other, ["training.steps=3"])
+
+
 def test_an_override_of_the_config_that_claims_the_same_is_taken_out_of_both_runs_and_said() -> None:
     sides = split_sides(config(**{"override.imports": ["a.b", KERNEL]}), ["my.norm"])
     found = without_clashes(sides, Probe(clashes=((KERNEL, "my.norm"),)))
