@@ -22,6 +22,8 @@ from bridge.verify.variant import Variant
 _NEAR, _FAR = 1e-3, 1e5
 #: Groups of ops tried on one case.
 _MOST = 48
+#: A formula with more constants than this is not tried with each in the place of each.
+_MOST_CONSTANTS = 12
 _STEPS = 3
 
 
@@ -30,8 +32,35 @@ def fitted(spec: KernelSpec, trace: Trace, e: Evidence) -> list[Variant]:
     found = [_of_result(e, name) for name in e.failed]
     if any(name not in spec.outputs for name in e.failed):
         found += [_of_input(spec, e, i) for i, t in enumerate(e.case.inputs) if t.is_floating_point()]
-    for words, ops in _groups(trace)[:_MOST]:
+    groups = _groups(trace)[:_MOST]
+    for words, ops in groups:
         found.append(_of_group(spec, e, words, ops))
+    return found + _mixed_up(groups)
+
+
+def _mixed_up(groups: list[tuple[str, list[Op]]]) -> list[Variant]:
+    """A constant of the formula in the place of another one: no fit is needed to try those."""
+    known = {words: value for words, ops in groups if (value := _constant(ops[0])) is not None}
+    values = sorted({abs(v) for v in known.values() if v not in (0.0, 1.0)})
+    found = []
+    for words, ops in groups:
+        own = known.get(words)
+        if not own or len(values) > _MOST_CONSTANTS:
+            continue
+        for number, other in enumerate(values):
+            if abs(other - abs(own)) <= _NEAR * abs(own):
+                continue
+            stem = words.partition("|")[0].rsplit(" ", 1)[0]
+            factor = own / other if ops[0].name == "div" else other / own
+            found.append(
+                Variant(
+                    text=f"{stem} {other:.4g} where {own:g} is meant, the constant of another step "
+                    f"({_of(ops[0])})",
+                    rank="formula",
+                    key=f"constant {number} on {stem}",
+                    changes={op.number: _times(factor) for op in ops},
+                )
+            )
     return found
 
 

@@ -446,3 +446,54 @@ SWEPT += (
     _pair("logsumexp kept in fp16", _recompute, "grad_q grad_k grad_v", "float16"),
     _pair("root refined too little", _newton, "y", ""),
 )
+
+
+def _correction(wrong: bool) -> KernelSpec:
+    """A second moment corrected with the constant of the first."""
+
+    def step(m: torch.Tensor, v: torch.Tensor, first: float, second: float) -> torch.Tensor:
+        return 0.01 * (m / first) / ((v / second).sqrt() + 1e-8)
+
+    def sample(shape: tuple[int, ...], dtype: Any, generator: Any, device: str) -> Any:
+        m, v = (torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(2))
+        return m, v.square() + 1e-3
+
+    return _spec(
+        lambda m, v: step(m, v, 0.65, 0.0099),
+        lambda m, v: step(m, v, 0.65, 0.65 if wrong else 0.0099),
+        sample=sample,
+        inputs=("m", "v"),
+        kind="elementwise",
+    )
+
+
+def _heads(wrong: bool) -> KernelSpec:
+    """Every head gets the weight of the first; the gradient of the weight all lands there."""
+
+    def backward(saved: Any, g: torch.Tensor) -> Any:
+        x, w = saved
+        if not wrong:
+            return g * w, (g * x).sum(0)
+        grad = torch.zeros_like(w)
+        grad[0] = (g * x).sum((0, 1))
+        return g * w[0], grad
+
+    def sample(shape: tuple[int, ...], dtype: Any, generator: Any, device: str) -> Any:
+        x = torch.randn(shape, generator=generator, device=device).to(dtype)
+        return x, torch.randn(shape[1:], generator=generator, device=device).to(dtype)
+
+    apply = fused(lambda x, w: (x * (w[0] if wrong else w), (x, w)), backward)
+    return _spec(
+        lambda x, w: x * w,
+        lambda x, w: apply(x, w),
+        sample=sample,
+        inputs=("x", "w"),
+        grads=("x", "w"),
+        shapes=((6, 4, 16), (3, 3, 9)),
+    )
+
+
+PAIRS += (
+    _pair("constant of another step", _correction, "y", "divides by 0.65 where 0.0099 is meant"),
+    _pair("first row read for all", _heads, "y grad_x grad_w", "the first row of w is read for every row"),
+)
