@@ -8,7 +8,7 @@ factor that brings them nearest to the target's by least squares.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,41 +33,53 @@ def fitted(spec: KernelSpec, trace: Trace, e: Evidence) -> list[Variant]:
     if any(name not in spec.outputs for name in e.failed):
         found += [_of_input(spec, e, i) for i, t in enumerate(e.case.inputs) if t.is_floating_point()]
     groups = _groups(trace)[:_MOST]
-    for words, ops in groups:
-        found.append(_of_group(spec, e, words, ops))
-    return found + _mixed_up(groups)
+    return found + [_of_group(spec, e, group) for group in groups] + _mixed_up(groups)
 
 
-def _mixed_up(groups: list[tuple[str, list[Op]]]) -> list[Variant]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Ops that share a constant, or one sum.
+
+    words: what they do, "in the backward, `div` of grad_output, x"; key: the same on every case.
+    """
+
+    words: str
+    key: str
+    ops: list[Op]
+    value: float | None = None
+
+    def with_constant(self, other: float) -> str:
+        verb = "divides by" if self.ops[0].name == "div" else "multiplies by"
+        return f"{self.words} {verb} {other:.4g} where {self.value:g} is meant"
+
+    def factor(self, other: float) -> float:
+        """By how much results change when the constant is `other`."""
+        assert self.value is not None
+        return self.value / other if self.ops[0].name == "div" else other / self.value
+
+
+def _mixed_up(groups: list[_Group]) -> list[Variant]:
     """A constant of the formula in the place of another one: no fit is needed to try those."""
-    known = {words: value for words, ops in groups if (value := _constant(ops[0])) is not None}
-    values = sorted({abs(v) for v in known.values() if v not in (0.0, 1.0)})
-    found = []
-    for words, ops in groups:
-        own = known.get(words)
-        if not own or len(values) > _MOST_CONSTANTS:
-            continue
-        for number, other in enumerate(values):
-            if abs(other - abs(own)) <= _NEAR * abs(own):
-                continue
-            stem = words.partition("|")[0].rsplit(" ", 1)[0]
-            factor = own / other if ops[0].name == "div" else other / own
-            found.append(
-                Variant(
-                    text=f"{stem} {other:.4g} where {own:g} is meant, the constant of another step "
-                    f"({_of(ops[0])})",
-                    rank="formula",
-                    key=f"constant {number} on {stem}",
-                    changes={op.number: _times(factor) for op in ops},
-                )
-            )
-    return found
+    values = sorted({abs(g.value) for g in groups if g.value not in (None, 0.0, 1.0)})
+    if len(values) > _MOST_CONSTANTS:
+        return []
+    return [
+        Variant(
+            text=f"{group.with_constant(other)}: that is the constant of another step",
+            rank="formula",
+            key=f"constant {number} on {group.key}",
+            changes={op.number: _times(group.factor(other)) for op in group.ops},
+        )
+        for group in groups
+        for number, other in enumerate(values)
+        if group.value and abs(other - abs(group.value)) > _NEAR * abs(group.value)
+    ]
 
 
-def _groups(trace: Trace) -> list[tuple[str, list[Op]]]:
-    """Ops that share a constant, forward and backward apart; and every sum alone."""
+def _groups(trace: Trace) -> list[_Group]:
+    """Ops that share a constant, forward and backward apart; and every sum of the forward alone."""
     constants: dict[tuple[bool, str, float], list[Op]] = {}
-    sums: list[tuple[str, list[Op]]] = []
+    sums: list[_Group] = []
     for op in trace.ops.values():
         if not op.out.is_floating_point():
             continue
@@ -75,15 +87,11 @@ def _groups(trace: Trace) -> list[tuple[str, list[Op]]]:
         if value is not None:
             constants.setdefault((op.backward, op.name, value), []).append(op)
         if op.name in ("sum", "mean") and not op.backward:
-            sums.append((f"the {op.name} of {_of(op)}", [op]))
-    seen: dict[tuple[bool, str], int] = {}
+            sums.append(_Group(words=f"the {op.name} of {_of(op)}", key=f"sum {len(sums)}", ops=[op]))
     named = []
-    for (backward, name, value), ops in constants.items():
-        place = seen[backward, name] = seen.get((backward, name), 0) + 1
-        where = "in the backward, " if backward else ""
-        what = "divides by" if name == "div" else "multiplies by"
-        count = f"{place} " if place > 1 else ""
-        named.append((f"{where}{count}`{name}` {what} {value:g}|{value!r}", ops))
+    for number, ((backward, name, value), ops) in enumerate(constants.items()):
+        words = f"{'in the backward, ' if backward else ''}`{name}` of {_of(ops[0])}"
+        named.append(_Group(words=words, key=f"constant {number}", ops=ops, value=value))
     return named + sums
 
 
@@ -100,22 +108,17 @@ def _of(op: Op) -> str:
     return ", ".join(sorted(op.sources)) or "constants"
 
 
-def _of_group(spec: KernelSpec, e: Evidence, words: str, ops: list[Op]) -> Variant:
-    words, _, number = words.partition("|")
-    stem = words.rsplit(" ", 1)[0] if number else words
-
+def _of_group(spec: KernelSpec, e: Evidence, group: _Group) -> Variant:
     def text(factor: float) -> str:
-        if not number:
-            if factor < 0 and abs(factor + 1) < _NEAR:
-                return f"{words} enters with the wrong sign"
-            return f"{words} is {factor:.4g} times what it must be (a wrong count, or a scale lost)"
-        value = float(number)
-        meant = f"{value:g}"
-        got = value / factor if ops[0].name == "div" else value * factor
-        return f"{stem} {got:.4g} where {meant} is meant ({_of(ops[0])})"
+        if group.value is not None:
+            value = group.value / factor if group.ops[0].name == "div" else group.value * factor
+            return group.with_constant(value)
+        if factor < 0 and abs(factor + 1) < _NEAR:
+            return f"{group.words} enters with the wrong sign"
+        return f"{group.words} is {factor:.4g} times what it must be (a wrong count, or a scale lost)"
 
-    base = Variant(text=words, rank="formula", key=f"factor on {stem}")
-    return _fitting(spec, e, base, lambda f: {"changes": {op.number: _times(f) for op in ops}}, text)
+    base = Variant(text=group.words, rank="formula", key=f"factor on {group.key}")
+    return _fitting(spec, e, base, lambda f: {"changes": {op.number: _times(f) for op in group.ops}}, text)
 
 
 def _of_input(spec: KernelSpec, e: Evidence, place: int) -> Variant:
