@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from bridge.capture.digest import BLOCK_BYTES, BYTE_TYPES, KINDS
+from bridge.capture.digest import BLOCK_BYTES, BYTE_TYPES, KINDS, digest_of
 from bridge.capture.digest_host import byte_values
 from bridge.capture.digest_numpy import mix_all
 from bridge.capture.dtypes import REAL_OF, itemsize
@@ -195,21 +195,7 @@ def _digests(rows: list[tuple[int, int, int, int, int]], table: Any, sums: Any) 
     found = []
     for row, line, name in zip(rows, table.tolist(), names, strict=True):
         number, elements = row[:2]
-        total, magnitude, square, least, most, nan, pos, neg = line
-        some = nan + pos + neg < elements
-        digest = Digest(
-            count=elements,
-            sum=total,
-            abs_sum=magnitude,
-            sq_sum=square,
-            min=least if some else None,
-            max=most if some else None,
-            nan=int(nan),
-            pos_inf=int(pos),
-            neg_inf=int(neg),
-            hash=f"{name:016x}",
-        )
-        found.append((number, digest))
+        found.append((number, digest_of(elements, line, name)))
     return found
 
 

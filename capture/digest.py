@@ -16,6 +16,7 @@ permutation change the hash, which a norm would not see.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bridge.capture.record import Digest
@@ -72,17 +73,33 @@ def mix(z: int) -> int:
 
 def finish(sums: Sums, *, count: int, nbytes: int) -> Digest:
     """The digest that the sums over all bytes of a tensor make."""
+    totals = (json_safe(sums.sum), json_safe(sums.abs_sum), json_safe(sums.sq_sum))
+    counts = (sums.nan, sums.pos_inf, sums.neg_inf)
+    return digest_of(count, (*totals, sums.min, sums.max, *counts), mix((sums.hash + mix(nbytes)) & MASK))
+
+
+def digest_of(count: int, figures: Sequence[float], name: int) -> Digest:
+    """A digest from its figures.
+
+    Args:
+        count: elements.
+        figures: sum, sum of magnitudes, sum of squares, least and greatest finite value (anything where there
+            is none), and how many are NaN, +Inf and -Inf.
+        name: the 64-bit hash.
+    """
+    total, magnitude, square, least, most, nan, pos_inf, neg_inf = figures
+    some = nan + pos_inf + neg_inf < count
     return Digest(
         count=count,
-        sum=json_safe(sums.sum),
-        abs_sum=json_safe(sums.abs_sum),
-        sq_sum=json_safe(sums.sq_sum),
-        min=sums.min if sums.finite else None,
-        max=sums.max if sums.finite else None,
-        nan=sums.nan,
-        pos_inf=sums.pos_inf,
-        neg_inf=sums.neg_inf,
-        hash=f"{mix((sums.hash + mix(nbytes)) & MASK):016x}",
+        sum=total,
+        abs_sum=magnitude,
+        sq_sum=square,
+        min=least if some else None,
+        max=most if some else None,
+        nan=int(nan),
+        pos_inf=int(pos_inf),
+        neg_inf=int(neg_inf),
+        hash=f"{name:016x}",
     )
 
 

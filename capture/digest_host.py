@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bridge.capture import digest_native, digest_numpy
-from bridge.capture.digest import BYTE_TYPES, EMPTY, KINDS, finish, json_safe
+from bridge.capture.digest import BYTE_TYPES, EMPTY, KINDS, digest_of, finish, json_safe
 from bridge.capture.dtypes import REAL_OF, itemsize
 from bridge.capture.record import Digest
 
@@ -48,21 +48,10 @@ def digest_bytes(address: int, count: int, dtype: str) -> Digest:
         return finish(digest_numpy.walk(view(address, nbytes), dtype, table), count=count, nbytes=nbytes)
     kind = _KIND_OF[dtype]
     found = digest_native.walk(library, address, count, kind, byte_values(dtype) if kind == _BYTE else None)
-    total, magnitude, square, least, most, nan, pos_inf, neg_inf, finite, _, name = found
-    if square == math.inf:
-        total, magnitude, square = json_safe(total), json_safe(magnitude), json_safe(square)
-    return Digest(
-        count=count,
-        sum=total,
-        abs_sum=magnitude,
-        sq_sum=square,
-        min=least if finite else None,
-        max=most if finite else None,
-        nan=nan,
-        pos_inf=pos_inf,
-        neg_inf=neg_inf,
-        hash=f"{name:016x}",
-    )
+    *figures, _, _, name = found
+    if figures[2] == math.inf:
+        figures[:3] = map(json_safe, figures[:3])
+    return digest_of(count, figures, name)
 
 
 _BYTE = KINDS.index("byte")
