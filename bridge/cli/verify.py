@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -41,10 +41,10 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option("--from", "capture", type=_PATH, metavar="DIR", help="Capture whose real inputs decide first.")
 @click.option("--kernel", metavar="FILE[:SPEC]", help="Kernel file with SPEC = KernelSpec(...).")
-@click.option("--reference", metavar="PKG.FN", help="Without a spec: the eager twin of --target-fn.")
+@click.option("--reference", metavar="PKG.FN", help="Without a spec: the eager twin of --target.")
 @click.option("--target-fn", metavar="PKG.FN", help="Function or custom op to judge against --reference.")
-@click.option("--target", type=click.Choice(["kernel", "recorded"]), default="kernel", show_default=True,
-              help="Run the kernel, or judge what the run recorded (needs no GPU).")  # fmt: skip
+@click.option("--target", metavar="kernel|recorded|PKG.FN", default="kernel", show_default=True,
+              help="Run the kernel, or judge what the run recorded (needs no GPU); or --target-fn.")  # fmt: skip
 @click.option("--partial", is_flag=True, help="Judge what is intact of a capture that is torn or damaged.")
 @click.option("--quick", is_flag=True, help="Of drawn inputs the declared shapes only.")
 @click.option("--no-sweep", is_flag=True, help="Judge the captured calls alone.")
@@ -83,14 +83,15 @@ def command(**options: Any) -> int:
     from bridge.verify.request import Request
 
     capture = options["capture"]
+    target, target_fn = _targets(options["target"], options["target_fn"])
     request = Request(
         op=options["op"],
         kernel=options["kernel"],
         reference=options["reference"],
-        target_fn=options["target_fn"],
+        target_fn=target_fn,
         capture=None if capture is None else str(capture),
         partial=options["partial"],
-        target=options["target"],
+        target=target,
         sweep=not options["no_sweep"],
         quick=options["quick"],
         max_calls=options["max_calls"],
@@ -115,6 +116,20 @@ def command(**options: Any) -> int:
                 request, timeout=options["timeout"], jobs=options["jobs"], progress=progress
             )
         return publish(verdict, options)
+
+
+def _targets(target: str, target_fn: str | None) -> tuple[Literal["kernel", "recorded"], str | None]:
+    """Which results to judge, and the function that makes them when there is no spec."""
+    if target == "kernel":
+        return "kernel", target_fn
+    if target == "recorded":
+        return "recorded", target_fn
+    if target_fn is None and ("." in target or ":" in target):
+        return "kernel", target
+    raise errors.UsageError(
+        f"--target takes kernel, recorded or the dotted name of one function, got {target!r}"
+        + (f" beside --target-fn {target_fn}" if target_fn is not None else "")
+    )
 
 
 def _constants(options: dict[str, Any]) -> Any:

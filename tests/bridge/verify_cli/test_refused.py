@@ -151,3 +151,11 @@ def test_a_file_cut_under_a_finished_manifest(
     assert any(f"{name}.jsonl was changed after the capture" in text for text in left_out)
     if name == "calls":
         assert any(f"damaged: {first} of" in text for text in left_out)
+
+
+def test_target_takes_the_name_of_a_function(capfd: pytest.CaptureFixture[str], captured: Path) -> None:
+    """As --target-fn; anything else than a name, kernel or recorded is refused."""
+    pair = ("--reference", "math.sqrt", "--target")
+    assert "no_such_module" in refused(capfd, *pair, "no_such_module.f", "--from", captured)
+    assert "kernel, recorded or the dotted name" in refused(capfd, "--op", "rope", "--target", "eager")
+    assert "beside --target-fn math.log" in refused(capfd, *pair, "math.exp", "--target-fn", "math.log")
