@@ -44,7 +44,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--reference", metavar="PKG.FN", help="Without a spec: the eager twin of --target.")
 @click.option("--target-fn", metavar="PKG.FN", help="Function or custom op to judge against --reference.")
 @click.option("--target", metavar="kernel|recorded|PKG.FN", default="kernel", show_default=True,
-              help="Run the kernel, or judge what the run recorded (needs no GPU); or --target-fn.")  # fmt: skip
+              help="Run the kernel, or judge what the run recorded; or --target-fn.")  # fmt: skip
 @click.option("--partial", is_flag=True, help="Judge what is intact of a capture that is torn or damaged.")
 @click.option("--quick", is_flag=True, help="Of drawn inputs the declared shapes only.")
 @click.option("--no-sweep", is_flag=True, help="Judge the captured calls alone.")
