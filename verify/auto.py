@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from bridge.capture.store import Capture
 
 _REGISTRY = "torchtitan.config.override"
+#: Names that `_arguments` gives to tensors passed by position.
+_PLACE = re.compile(r"x\d*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +133,18 @@ def _stock_config(config_class: type, call: Call, capture: Capture) -> Any | Non
             return None
     wanted = {field.name for field in fields(config_class) if not field.name.startswith("_")}
     # The manifest names no classes; a node with other fields is another module's.
-    return _from_dict(config_class, node) if isinstance(node, Mapping) and wanted == set(node) else None
+    if not (isinstance(node, Mapping) and wanted == set(node)):
+        return None
+    inside = f"{call.module}."
+    held = (other for other in capture.calls if other.kind == "module" and other.module.startswith(inside))
+    return _from_dict(config_class, node, call.module, {other.module: other.op for other in held})
 
 
-def _from_dict(config_class: type, values: Mapping[str, Any]) -> Any:
-    """Rebuild a config dataclass; initialisers and shardings, which no call needs, stay at their defaults."""
+def _from_dict(config_class: type, values: Mapping[str, Any], path: str, classes: Mapping[str, str]) -> Any:
+    """Rebuild a config dataclass; initialisers and shardings, which no call needs, stay at their defaults.
+
+    classes: module class of the captured calls inside `path`, which say what a field of a base type held.
+    """
     try:
         hints = get_type_hints(config_class)
     except (NameError, TypeError):
@@ -144,7 +156,8 @@ def _from_dict(config_class: type, values: Mapping[str, Any]) -> Any:
         value = values[field.name]
         inner = _config_type(hints.get(field.name, field.type))
         if inner is not None and isinstance(value, Mapping):
-            value = _from_dict(inner, value)
+            place = f"{path}.{field.name}"
+            value = _from_dict(_config_of(classes.get(place), inner), value, place, classes)
         given[field.name] = value
     return config_class(**given)
 
@@ -154,6 +167,16 @@ def _config_type(hint: Any) -> type | None:
         if isinstance(candidate, type) and is_dataclass(candidate):
             return candidate
     return None
+
+
+def _config_of(module_class: str | None, base: Any) -> Any:
+    """`base`, or the config derived from it whose module class has this name."""
+    queue = [base]
+    for config in queue:
+        if config._owner is not None and config._owner.__name__ == module_class:
+            return config
+        queue += config.__subclasses__()
+    return base
 
 
 def _replacement(found: Any, config: Any, options: Mapping[str, Any]) -> Any:
@@ -184,7 +207,13 @@ def _build(found: Any, options: Mapping[str, Any], call: Call, capture: Capture)
         )
     # Without memory: every parameter comes from the capture, and one that does not cannot go unnoticed.
     with torch.device("meta"):
-        stock = config.build()
+        try:
+            stock = config.build()
+        except (TypeError, NotImplementedError) as error:
+            raise UsageError(
+                f"capture {capture.path} does not say which modules {call.module!r} is made of ({error}); "
+                f"judge {found.name} on a capture of the run without it"
+            ) from error
         replacement = _replacement(found, config, options).build()
     names = (*dict(stock.named_parameters()), *dict(stock.named_buffers()))
     return Pair(stock=stock, replacement=replacement, names=names)
@@ -212,6 +241,7 @@ def _make_spec(name: str, found: Any, options: Mapping[str, Any], capture: Captu
     inputs = (*arguments, *modules.names)
     outputs = ("y",) if len(first.outputs) == 1 else tuple(f"y{i}" for i in range(len(first.outputs)))
     parameters = dict(modules.stock.named_parameters())
+    constants = {int(key): value for key, value in first.attrs.items() if key.isdigit()}
     floating = [key for key, record in zip(arguments, first.inputs, strict=True) if "float" in record.dtype]
     shape = tuple(max(size, 1) for size in first.inputs[0].shape) or (1,)
 
@@ -233,8 +263,8 @@ def _make_spec(name: str, found: Any, options: Mapping[str, Any], capture: Captu
     file = kernelfile.file_of(found.factory)
     spec = KernelSpec(
         name=name,
-        reference=_caller(pairs, arguments, replacement=False),
-        target=_caller(pairs, arguments, replacement=True, file=file),
+        reference=_caller(pairs, arguments, constants, replacement=False),
+        target=_caller(pairs, arguments, constants, replacement=True, file=file),
         sample=sample,
         inputs=inputs,
         outputs=outputs,
@@ -282,21 +312,46 @@ def _arguments(call: Call) -> tuple[str, ...]:
 
 
 def _caller(
-    pairs: Mapping[str, Pair], arguments: tuple[str, ...], *, replacement: bool, file: Path | None = None
+    pairs: Mapping[str, Pair],
+    arguments: tuple[str, ...],
+    constants: Mapping[int, Any],
+    *,
+    replacement: bool,
+    file: Path | None = None,
 ) -> Callable[..., Any]:
+    """Calls stock module or replacement as the run did: `constants` and None stand between the tensors."""
+    places = [0 if name == "x" else int(name[1:]) for name in arguments if _PLACE.fullmatch(name)]
+
     def run(*tensors: torch.Tensor, site: str) -> Any:
         here = pairs[site]
         state = dict(zip(here.names, tensors[len(arguments) :], strict=True))
         module = here.stock
         if replacement:
             module, state = here.replacement, own_parameters(here.replacement, state)
-        split = sum(name == "x" or (name[0] == "x" and name[1:].isdigit()) for name in arguments)
-        given = tensors[: len(arguments)]
+        given, split = tensors[: len(arguments)], len(places)
+        tensor_at = dict(zip(places, given[:split], strict=True))
+        count = max((*places, *constants), default=-1) + 1
+        positional = tuple(tensor_at.get(place, constants.get(place)) for place in range(count))
         named = dict(zip(arguments[split:], given[split:], strict=True))
-        with asking(file):
-            return functional_call(module, state, given[:split], named)
+        with asking(file), _no_mesh():
+            return functional_call(module, state, positional, named)
 
     return run
+
+
+@contextmanager
+def _no_mesh() -> Iterator[None]:
+    """Without torchtitan's checks of sharding types, which want the mesh of a run."""
+    utils: Any = sys.modules.get("torchtitan.distributed.utils")
+    before = utils.get_spmd_backend() if hasattr(utils, "set_spmd_backend") else None
+    if before is None:
+        yield
+        return
+    utils.set_spmd_backend("partial_dtensor")
+    try:
+        yield
+    finally:
+        utils.set_spmd_backend(before)
 
 
 def own_parameters(module: torch.nn.Module, stock: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

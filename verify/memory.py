@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.dlpack import from_dlpack
 
 #: Elements before and after each buffer. A whole tile must land inside, so the band is at least this long.
 _BAND = 1024
@@ -47,7 +48,7 @@ class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         band = _BAND if span > _LARGE else max(_BAND, -(-span // 64) * 64)
         buffer = torch.full((span + 2 * band,), self._fill, dtype=out.dtype, device=out.device)
         self._bands.append((buffer[:band], buffer[band + span :], tuple(out.shape)))
-        return buffer.as_strided(out.shape, out.stride(), band)
+        return _own_storage(buffer[band:]).as_strided(out.shape, out.stride(), 0)
 
     def overruns(self) -> list[str]:
         """Buffers whose bands were written, in words."""
@@ -58,3 +59,13 @@ class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if bool(hit.any()):
                     found.append(f"wrote {int(hit.sum())} elements {side} a buffer of shape {shape}")
         return found
+
+
+def _own_storage(part: torch.Tensor) -> torch.Tensor:
+    """The same memory under a storage that begins with it, as a fresh tensor's does.
+
+    Autograd takes that for granted where it makes the gradient of a view that was written in place. DLPack
+    knows no 8-bit floats, so bytes are handed over; the new storage keeps the memory alive.
+    """
+    bytes_of = torch.to_dlpack(part.view(torch.uint8))  # type: ignore[attr-defined]
+    return from_dlpack(bytes_of).view(part.dtype)

@@ -107,6 +107,43 @@ def test_an_override_that_wants_cuda_tensors_runs_interpreted(
     assert not torch.ones(1).is_cuda
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="captured on the CPU")
+def test_a_module_of_other_modules_is_built_as_the_run_built_it(tmp_path: Path) -> None:
+    """Fields whose type names a base class, None between the arguments, a view that is rotated in place."""
+    from torchtitan.models.common import ComplexRoPE, Linear
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+    from torchtitan.models.common.nn_modules import RMSNorm
+    from torchtitan.models.deepseek_v3.model import Attention
+
+    def linear(inputs: int, outputs: int) -> Any:
+        return Linear.Config(in_features=inputs, out_features=outputs)
+
+    config = Attention.Config(
+        n_heads=2, dim=12, kv_lora_rank=6, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8,
+        wq=linear(12, 24), wkv_a=linear(12, 10), wkv_b=linear(6, 32), wo=linear(16, 12),
+        q_norm=RMSNorm.Config(normalized_shape=1), kv_norm=RMSNorm.Config(normalized_shape=6),
+        rope=ComplexRoPE.Config(dim=4, max_seq_len=16), inner_attention=ScaledDotProductAttention.Config(),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = torch.nn.Module()
+    model.attention = config.build()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    tracer = Tracer(
+        model,
+        out=tmp_path / "mla",
+        step=1,
+        selection=Selection(patterns=("Attention",)),
+        config={"model_spec": {"model": {"attention": config.to_dict()}}},
+    )
+    with tracer:
+        model.attention(torch.randn(1, 5, 12), None, torch.arange(5).flip(0)[None]).square().sum().backward()
+    tracer.finish()
+    verdict = execute(Request(op="torchtitan.overrides.fused_mla.fused_mla", capture=str(tmp_path / "mla")))
+    assert verdict.verdict == "PASS", verdict.summary
+    assert "_fused_q_rope_kernel" in verdict.fidelity.kernels
+
+
 def test_what_cannot_be_found_is_named(stock: Path, tmp_path: Path) -> None:
     def refused(op: str, folder: Path = stock) -> str:
         with pytest.raises(UsageError) as caught:

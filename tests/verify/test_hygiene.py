@@ -54,6 +54,26 @@ def test_a_target_that_writes_its_input_fails_and_is_told_so(
     assert found.diagnosis is not None and "overwrites its input in place" in found.diagnosis.cause
 
 
+class _Doubled(torch.autograd.Function):
+    """Doubles its argument where it lies, and so its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0].contiguous().mul_(2)
+
+
+def test_a_view_of_its_own_memory_may_be_written_in_place() -> None:
+    """Autograd makes the gradient of such a view in a buffer, which it takes to begin its storage."""
+    spec = _spec(lambda x: _Doubled.apply((x * 1).view(-1, 2, 4)).view(x.shape), ("x",))
+    found = judge(spec, plan_cases(spec, options=PLAIN), options=PLAIN)
+    assert found.outcome == "PASS", [t.reason for t in found.tensors]
+
+
 def test_another_error_of_autograd_is_told_as_it_is() -> None:
     def target(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("a view was created in no_grad mode")
