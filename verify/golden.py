@@ -21,7 +21,36 @@ class Lifted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Every dtype argument below FP64 becomes FP64, so `.float()`, `.to(x.dtype)` and factories stay wide."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*tree_map(_lift, args), **tree_map(_lift, kwargs or {}))
+        args, kwargs = tree_map(_lift, args), tree_map(_lift, kwargs or {})
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float64:
+            return _grouped_mm(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, *_: Any, **__: Any
+) -> torch.Tensor:
+    """Products of groups one by one; torch's own operator, which experts use, has no FP64.
+
+    Args:
+        a: `[rows, inner]` or `[groups, rows, inner]`.
+        b: `[inner, columns]` or `[groups, inner, columns]`.
+        offs: where each group ends, along the rows, columns or inner axis that is shared out; rows or columns
+            beyond the last group are 0.
+    """
+    if offs is None:
+        return a @ b
+    ends = offs.tolist()
+    spans = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    if a.ndim == b.ndim == 2:
+        return torch.stack([a[:, span] @ b[span] for span in spans])
+    out = a.new_zeros(a.shape[-2], b.shape[-1])
+    for group, span in enumerate(spans):
+        if a.ndim == 2:
+            out[span] = a[span] @ b[group]
+        else:
+            out[:, span] = a[group] @ b[:, span]
+    return out
 
 
 def _lift(value: Any) -> Any:

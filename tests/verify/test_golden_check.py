@@ -10,7 +10,7 @@ import torch
 from bridge.verify import KernelSpec
 from bridge.verify.case import Case
 from bridge.verify.execute import Result, run
-from bridge.verify.golden import run_golden
+from bridge.verify.golden import Lifted, run_golden
 from bridge.verify.golden_check import checked_golden
 from tests.verify.corpus.pairs import full, normal
 
@@ -86,3 +86,20 @@ def test_ordinary_sums_leave_no_note() -> None:
     x = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
     y, notes = _checked(_spec(lambda x: (x * x).mean(-1)), x)
     assert notes == () and torch.equal(y, (x.double() * x.double()).mean(-1))
+
+
+def test_experts_products_are_made_in_fp64() -> None:
+    """torch's grouped product, which has no FP64 of its own: forward and backward, group by group."""
+    generator = torch.Generator().manual_seed(0)
+    rows, weights = (
+        torch.randn(size, generator=generator, dtype=torch.float64).requires_grad_()
+        for size in ((7, 16), (3, 16, 8))
+    )
+    ends = torch.tensor([2, 2, 7], dtype=torch.int32)
+    with Lifted():
+        product = torch._grouped_mm(rows.bfloat16(), weights.bfloat16(), offs=ends)
+        found = torch.autograd.grad(product.square().sum(), (rows, weights))
+    plain = torch.cat([rows[:2] @ weights[0], rows[2:2] @ weights[1], rows[2:] @ weights[2]])
+    torch.testing.assert_close(product, plain)
+    for one, two in zip(found, torch.autograd.grad(plain.square().sum(), (rows, weights)), strict=True):
+        torch.testing.assert_close(one, two)
