@@ -78,7 +78,10 @@ def _named(module: types.ModuleType, attribute: str, path: Path, found: dict[str
 
 def see_folder() -> None:
     """Let modules of the current folder be imported by name; at the end of `sys.path` they shadow nothing."""
-    here = str(Path.cwd())
+    try:
+        here = str(Path.cwd())
+    except OSError:
+        return  # It was removed meanwhile, and holds nothing any more.
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
 

@@ -88,6 +88,7 @@ def cli(ctx: click.Context) -> None:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; nothing else decides one."""
+    _open_streams()
     try:
         with ending_signals_interrupt():
             result: Any = cli.main(args=argv, prog_name="bridge", standalone_mode=False)
@@ -118,6 +119,21 @@ def run(argv: Sequence[str] | None = None) -> int:
         what = f"internal error: {type(error).__name__}: {error}"
         text = f"{what}. Please report it, with what BRIDGE_DEBUG=1 shows."
         return _say(error, errors.EXIT_INTERNAL, text=text)
+
+
+def _open_streams() -> None:
+    """Give a process that was started without standard streams the null device in their place.
+
+    Else the next file or pipe that is opened gets their number, and what is printed ends up in it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number, which is this one; children are to have it too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))
 
 
 def _say(error: BaseException, code: int, *, text: str | None = None) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -152,3 +154,12 @@ def test_brief_keeps_one_line_and_both_ends() -> None:
     assert text.endswith("x last")
     assert len(text) < 260
     assert errors.brief("short\n text") == "short text"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_trouble(closed: str, tmp_path: Path) -> None:
+    """A file that is opened must not become the stdout of a command that was started without one."""
+    command = f"{shlex.quote(sys.executable)} -P -m bridge inspect {shlex.quote(str(tmp_path))} {closed}"
+    assert subprocess.run(["sh", "-c", command], capture_output=True, check=False).returncode == 2
+    command = f"{shlex.quote(sys.executable)} -P -m bridge --version {closed}"
+    assert subprocess.run(["sh", "-c", command], capture_output=True, check=False).returncode == 0
