@@ -30,7 +30,7 @@ from bridge.verify.options import Options
 from bridge.verify.plan import OWN_FAMILIES
 from bridge.verify.poisoned import poisoned_rows
 from bridge.verify.power import measure_power
-from bridge.verify.raised import broke_gpu, fault, in_words, lacks_memory, refusal
+from bridge.verify.raised import broke_gpu, fault, gradless, in_words, lacks_memory, refusal
 from bridge.verify.spec import KernelSpec
 from bridge.verify.stability import unstable_elements
 from bridge.verify.steps import steps_of
@@ -211,6 +211,8 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
         raise KernelError(refusal(spec, case, "reference", error)) from error
     if isinstance(reference, str):
         raise KernelError(f"the reference of {spec.name} {reference}")
+    if own and (text := gradless(spec, reference.grads)) is not None:
+        raise KernelError(text)
     try:
         target = _target_result(spec, case, options)
     except Exception as error:

@@ -185,6 +185,12 @@ class _Maker:
                 f"`sample` of {spec.name} for shape {shape} {inputs.replace('outputs', 'inputs')}"
             )
         inputs = tuple(t.detach() for t in inputs)
+        kinds = {str(t.dtype).removeprefix("torch.") for t in inputs if t.is_floating_point()}
+        if kinds and dtype not in kinds:
+            raise SpecError(
+                f"`sample` of {spec.name} must draw a tensor of the dtype that it is given, {dtype}, "
+                f"got {', '.join(sorted(kinds))}"
+            )
         name = f"{shape} {dtype}" + (f", {label}" if label else "")
         return Case(
             name=name,

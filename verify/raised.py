@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from bridge.verify.case import Case
 from bridge.verify.spec import KernelSpec
@@ -46,9 +47,19 @@ def fault(spec: KernelSpec, case: Case, error: BaseException) -> str:
     return f"{RAISED.removeprefix('target ')}{in_words(error)} on {told_inputs(spec, case)}"
 
 
+def gradless(spec: KernelSpec, grads: Mapping[str, object]) -> str | None:
+    """The one-line error about a reference that gives no gradient at all where some are judged; else None."""
+    if not spec.grads or any(grad is not None for grad in grads.values()):
+        return None
+    return (
+        f"the reference of {spec.name} must give the gradients that `grads` names ({', '.join(spec.grads)}), "
+        "got none; compute its result from the inputs without detaching, or leave out `grads`"
+    )
+
+
 def refusal(spec: KernelSpec, case: Case, who: str, error: BaseException) -> str:
     """The one-line error about a reference that raises, or a target that ran nowhere."""
     return (
         f"the {who} of {spec.name} must run on case {case.name!r} ({told_inputs(spec, case)}), "
-        f"got {in_words(error)}; run it on this shape by itself, or take the shape or dtype out of the spec"
+        f"got {in_words(error)}; run it on such inputs by itself, or take the shape or dtype out of the spec"
     )

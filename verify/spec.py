@@ -78,6 +78,8 @@ def _check(spec: KernelSpec) -> None:
     for grad in spec.grads:
         if grad not in spec.inputs:
             raise _fail("grads", f"names {grad!r}, which is not in inputs {spec.inputs}")
+        if f"grad_{grad}" in spec.outputs:
+            raise _fail("outputs", f"names 'grad_{grad}', which is what the gradient of {grad!r} is called")
     for dtype in spec.dtypes:
         if dtype not in DTYPES:
             raise _fail("dtypes", f"has {dtype!r}; {near_misses(dtype, DTYPES)}")

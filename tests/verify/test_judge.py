@@ -143,6 +143,21 @@ def test_a_case_too_large_for_the_machine_is_no_failure() -> None:
     assert any("out of memory" in text for text in judgement.coverage.not_covered)
 
 
+def test_a_reference_without_gradients_is_the_specs_error() -> None:
+    with pytest.raises(KernelError, match=r"must give the gradients that `grads` names \(x\), got none"):
+        _judged(_double(reference=lambda x: (2 * x).detach()))
+
+
+def test_sample_draws_the_dtype_that_it_is_asked_for() -> None:
+    with pytest.raises(SpecError, match="the dtype that it is given, float16, got float32"):
+        _judged(_double(sample=lambda *a: (torch.randn(a[0], generator=a[2]),), dtypes=("float16",)))
+
+
+def test_no_output_is_named_as_a_gradient_is() -> None:
+    with pytest.raises(SpecError, match="`outputs` names 'grad_x'"):
+        _double(outputs=("grad_x",))
+
+
 def test_an_error_that_breaks_the_gpu_is_not_a_result_to_go_on_from() -> None:
     def target(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
