@@ -30,6 +30,8 @@ BIAS_LIMIT, BIAS_Z = 0.04, 8.0
 COHERENCE_LIMIT = 8.0
 #: Root mean square of d below which two results are the same but for single flipped roundings.
 SAME = 0.08
+#: RMS of legal noise, ULP, from which on the last rounding no longer shows in statistics.
+DROWNED = 16.0
 #: Fewer elements than this say nothing statistical.
 FEWEST = 48
 
@@ -147,6 +149,8 @@ def statistics(data: Compared) -> dict[str, Companion]:
         rows, columns = _as_matrix(errors)
         legal.rows = max(legal.rows, _aligned(rows)[0] if by_rows else 0.0)
         legal.columns = max(legal.columns, _aligned(columns)[0] if by_columns else 0.0)
+    if legal.rms > DROWNED:
+        return {}  # the formula's noise, of which a few draws give no statistics, and not the last rounding
     count = int(data.keep.sum())
     found = {
         "rms ratio": _rms(errors_t, errors_r, legal.rms),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bridge.verify.companions import Compared, noise_budget, statistics
+from bridge.verify.companions import NOISE_FACTOR, Compared, noise_budget, statistics
 from bridge.verify.envelope import Envelope
 from bridge.verify.gate import Gate, measure
 from bridge.verify.local import error_map, line_gates, tile_gate, worst_elements
@@ -132,9 +132,9 @@ def _settle_finite(
     expected = round_to(data.golden, data.dtype)
     jumpy = torch.zeros_like(data.keep) if unstable is None else unstable
     if data.envelope is not None:
-        # A noise draw that overflows says that the reference may, so nothing is demanded there.
-        drawn = torch.isfinite(data.envelope.rms)
-        jumpy = jumpy | (~drawn & torch.isfinite(data.golden))
+        # Noise that reaches an overflow says that the reference may overflow: nothing is demanded there.
+        within = data.golden.abs() + NOISE_FACTOR * data.envelope.rms <= torch.finfo(data.dtype).max
+        jumpy = jumpy | (~within & torch.isfinite(expected))
     structure, _ = nonfinite_mismatch(
         torch.where(jumpy, expected, data.target),
         expected,

@@ -342,22 +342,23 @@ def _recompute(wrong: bool) -> KernelSpec:
     """Attention that keeps a logsumexp; the wrong one keeps it in fp16."""
 
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        z = q @ k.T
+        z = q.float() @ k.float().T
         top = z.amax(-1, keepdim=True)
         total = torch.exp(z - top).sum(-1, keepdim=True)
-        out = (torch.exp(z - top) @ v) / total
+        out = (torch.exp(z - top) @ v.float()) / total
         lse = top + torch.log(total)
-        return out, (q, k, v, out, lse.half().float() if wrong else lse)
+        return out.to(q.dtype), (q, k, v, out, lse.half().float() if wrong else lse)
 
     def backward(saved: Any, g: torch.Tensor) -> Any:
-        q, k, v, out, lse = saved
+        dtype = g.dtype
+        q, k, v, out, lse, g = (t.float() for t in (*saved, g))
         p = torch.exp(q @ k.T - lse)
         s = p * (g @ v.T - (g * out).sum(-1, keepdim=True))
-        return s @ k, s.T @ q, p.T @ g
+        return (s @ k).to(dtype), (s.T @ q).to(dtype), (p.T @ g).to(dtype)
 
     apply = fused(forward, backward)
     return _spec(
-        lambda q, k, v: torch.softmax(q @ k.T, -1) @ v,
+        lambda q, k, v: (torch.softmax(q.float() @ k.float().T, -1) @ v.float()).to(q.dtype),
         lambda q, k, v: apply(q, k, v),
         sample=normal(full, full, full),
         inputs=("q", "k", "v"),
@@ -365,6 +366,7 @@ def _recompute(wrong: bool) -> KernelSpec:
         outputs=("out",),
         kind="matmul",
         shapes=((20, 8), (7, 5)),
+        dtypes=("float16", "float32"),
     )
 
 
