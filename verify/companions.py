@@ -7,6 +7,7 @@ so a rounding that the reference makes too is never held against the target.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,9 @@ class Compared:
     envelope: Envelope | None
     elementwise: bool = False
     known: torch.Tensor | None = None  #: the budget by whole rows, once it was asked for
+    #: noise of a row (of its part in a tile of this many columns) relative to golden, as is typical in the
+    #: tensor that this is a block of; None: this is all of it
+    typical: Mapping[int | None, float | None] | None = None
 
     def compared(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Golden, reference and target where all three can be compared."""
@@ -65,10 +69,7 @@ class Compared:
             return self.known
         unit = ulp_of(self.golden, self.dtype)
         faithful = FAITHFUL_LOW if is_low(self.dtype) else FAITHFUL_WIDE
-        own = (self.reference - self.golden).abs()
-        noise = self.envelope.rms if self.envelope is not None else own
-        # Where the reference itself lands further out than its noise draws, it shows what is legal.
-        noise = torch.maximum(noise, own / 2 if is_low(self.dtype) else own)
+        noise = self._noise()
         if not self.elementwise:
             noise = torch.maximum(noise, self._along_rows(noise, tile))
         floor = smallest_normal(self.dtype) if self.dtype in (torch.float32, torch.bfloat16) else 0.0
@@ -76,6 +77,23 @@ class Compared:
         if tile is None:
             self.known = budget
         return budget
+
+    def _noise(self) -> torch.Tensor:
+        own = (self.reference - self.golden).abs()
+        noise = self.envelope.rms if self.envelope is not None else own
+        # Where the reference itself lands further out than its noise draws, it shows what is legal.
+        return torch.maximum(noise, own / 2 if is_low(self.dtype) else own)
+
+    def relative(self, tile: int | None = None) -> torch.Tensor:
+        """Noise of each row (of its part in each tile) over golden there, if that is not 0."""
+        rows, size = self._rows_and_size(self._noise(), tile)
+        return (rows / size)[size > 0]
+
+    def _rows_and_size(self, noise: torch.Tensor, tile: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        use = self.keep & torch.isfinite(noise)
+        zeros = torch.zeros_like(noise)
+        rows = _pooled(torch.where(use, noise, zeros), tile)
+        return rows, _pooled(torch.where(use, self.golden, zeros), tile)
 
     def _along_rows(self, noise: torch.Tensor, tile: int | None) -> torch.Tensor:
         """Noise of each element's row (or its part in one tile), at least what is typical in this tensor.
@@ -86,12 +104,14 @@ class Compared:
         """
         if noise.ndim == 0:
             return noise
-        use = self.keep & torch.isfinite(noise)
-        rows = _pooled(torch.where(use, noise, torch.zeros_like(noise)), tile)
-        size = _pooled(torch.where(use, self.golden, torch.zeros_like(noise)), tile)
-        relative = (rows / size)[size > 0]
-        if relative.numel():
-            rows = torch.maximum(rows, size * relative.median())
+        rows, size = self._rows_and_size(noise, tile)
+        if self.typical is None:
+            relative = (rows / size)[size > 0]
+            usual = float(relative.median()) if relative.numel() else None
+        else:
+            usual = self.typical[tile]
+        if usual is not None:
+            rows = torch.maximum(rows, size * usual)
         if tile is not None:
             rows = rows.repeat_interleave(tile, -1)[..., : noise.shape[-1]]
         return rows.expand_as(noise)
@@ -117,11 +137,16 @@ def noise_budget(data: Compared) -> Companion:
     value = float(ratio.reshape(-1)[worst]) if ratio.numel() else 0.0
     over = int((ratio > 1).sum())
     where = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), ratio.shape)) if ratio.ndim else ()
+    return budget_companion(value, over, ratio.numel(), where)
+
+
+def budget_companion(value: float, over: int, total: int, where: tuple[int, ...]) -> Companion:
+    """The noise budget from its worst element."""
     return Companion(
         value=value,
         limit=1.0,
         passed=value <= 1.0,
-        detail=f"{over} of {ratio.numel()} elements over their budget, worst at {where}" if over else "",
+        detail=f"{over} of {total} elements over their budget, worst at {where}" if over else "",
         note="legal rounding noise of the reference's formula, any FP32 order, plus one rounding",
     )
 
@@ -131,8 +156,8 @@ def statistics(data: Compared) -> dict[str, Companion]:
     if not is_low(data.dtype) or int(data.keep.sum()) < FEWEST:
         return {}
     unit = ulp_of(data.golden, data.dtype)
-    errors_t = _masked((data.target - data.golden).div_(unit), data.keep)
-    errors_r = _masked((data.reference - data.golden).div_(unit), data.keep)
+    errors_t = clipped((data.target - data.golden).div_(unit), data.keep)
+    errors_r = clipped((data.reference - data.golden).div_(unit), data.keep)
     difference = errors_t - errors_r
     by_rows = difference.ndim > 1 or difference.numel() >= FEWEST
     by_columns = difference.ndim > 1 and difference.numel() > difference.shape[-1]
@@ -140,13 +165,13 @@ def statistics(data: Compared) -> dict[str, Companion]:
     for draw in data.envelope.draws if data.envelope is not None else ():
         # One after the other: all of them at full width would be most of a judgement's memory.
         wide = draw.to(torch.float64)
-        errors = _masked(
+        errors = clipped(
             (torch.where(torch.isfinite(wide), wide, data.golden) - data.golden) / unit, data.keep
         )
         legal.rms = max(legal.rms, float(errors.square().mean().sqrt()))
         errors -= errors_r
         legal.shift = max(legal.shift, abs(float(errors.sum())))
-        rows, columns = _as_matrix(errors)
+        rows, columns = rows_and_columns(errors)
         legal.rows = max(legal.rows, _aligned(rows)[0] if by_rows else 0.0)
         legal.columns = max(legal.columns, _aligned(columns)[0] if by_columns else 0.0)
     if legal.rms > DROWNED:
@@ -156,7 +181,7 @@ def statistics(data: Compared) -> dict[str, Companion]:
         "rms ratio": _rms(errors_t, errors_r, legal.rms),
         "bias": _bias(difference, legal.shift / count, count),
     }
-    rows, columns = _as_matrix(difference)
+    rows, columns = rows_and_columns(difference)
     if by_rows:
         found["row coherence"] = _coherence(rows, legal.rows)
     if by_columns:
@@ -174,12 +199,12 @@ class _Legal:
     columns: float = 0.0
 
 
-def _masked(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+def clipped(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
     """Fresh `values`, clamped in place, 0 where nothing is compared."""
     return values.clamp_(-1e6, 1e6).masked_fill_(~keep, 0.0)
 
 
-def _as_matrix(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rows_and_columns(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[rows, cols] and its transpose: the last axis is the columns."""
     matrix = values.reshape(-1, values.shape[-1]) if values.ndim > 1 else values.reshape(1, -1)
     return matrix, matrix.t()
@@ -187,11 +212,22 @@ def _as_matrix(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _rms(target: torch.Tensor, reference: torch.Tensor, legal: float) -> Companion:
     own = float(reference.square().mean().sqrt())
-    limit = RMS_LIMIT * max(own, legal)
     value = float(target.square().mean().sqrt())
     gained = target.square().sub_(reference.square())
     error = float(gained.std()) / math.sqrt(gained.numel()) if gained.numel() > 1 else 0.0
-    z = float(gained.mean()) / error if error > 0 else (0.0 if float(gained.mean()) <= 0 else float("inf"))
+    return rms_companion(value, own, float(gained.mean()), error, legal)
+
+
+def rms_companion(value: float, own: float, gained: float, error: float, legal: float) -> Companion:
+    """RMS of the target's error against the reference's.
+
+    Args:
+        value, own: RMS of both, ULP.
+        gained, error: mean of the difference of their squares, and its standard error.
+        legal: the largest RMS of a noise draw.
+    """
+    limit = RMS_LIMIT * max(own, legal)
+    z = gained / error if error > 0 else (0.0 if gained <= 0 else float("inf"))
     passed = value <= limit + 0.02 or z < 4.0
     floor = max(limit, 1e-12)
     return Companion(
@@ -203,9 +239,20 @@ def _rms(target: torch.Tensor, reference: torch.Tensor, legal: float) -> Compani
 
 
 def _bias(difference: torch.Tensor, legal: float, count: int) -> Companion:
+    return bias_companion(float(difference.sum()), float(difference.square().sum().sqrt()), legal, count)
+
+
+def bias_companion(total: float, norm: float, legal: float, count: int) -> Companion:
+    """Mean signed error beyond the reference's.
+
+    Args:
+        total, norm: sum and root of the sum of squares of target - reference, ULP.
+        legal: the largest mean of a noise draw.
+        count: elements compared.
+    """
     # Toward zero or away from it: the sign of the value would hide a truncation otherwise.
-    shift = float(difference.sum()) / count
-    spread = float(difference.square().sum().sqrt()) / count
+    shift = total / count
+    spread = norm / count
     z = abs(shift) / spread if spread > 0 else 0.0
     value = max(0.0, abs(shift) - 2 * legal)
     passed = value <= BIAS_LIMIT or z < BIAS_Z
@@ -218,7 +265,11 @@ def _bias(difference: torch.Tensor, legal: float, count: int) -> Companion:
 
 
 def _coherence(lines: torch.Tensor, legal: float) -> Companion:
-    value, effect = _aligned(lines)
+    return coherence_companion(*_aligned(lines), legal)
+
+
+def coherence_companion(value: float, effect: float, legal: float) -> Companion:
+    """How far errors share their sign along lines; arguments as `_aligned` gives them."""
     limit = max(COHERENCE_LIMIT, 2.0 * legal)
     passed = value <= limit or effect <= SAME
     return Companion(

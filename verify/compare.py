@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from bridge.verify.companions import NOISE_FACTOR, Compared, noise_budget, stati
 from bridge.verify.envelope import Envelope
 from bridge.verify.gate import Gate, measure
 from bridge.verify.local import error_map, line_gates, tile_gate, worst_elements
-from bridge.verify.structure import meta_mismatch, name_of, nonfinite_mismatch
+from bridge.verify.structure import Mismatch, first_mismatch, meta_mismatch, name_of
 from bridge.verify.ulp import histogram, round_to
 from bridge.verify.verdict import Companion, Constants, Outcome, TensorVerdict
 
@@ -96,14 +97,15 @@ def judge_tensor(
         elementwise=elementwise,
     )
     free = undefined if unstable is None else (unstable if undefined is None else unstable | undefined)
-    structure = _settle_finite(wide, nonfinite_inputs, free, demand_inf)
+    mismatch_of_kinds = settle_finite(wide, nonfinite_inputs, free, demand_inf)
+    structure = None if mismatch_of_kinds is None else mismatch_of_kinds.told(target.numel())
     gate = measure(
         wide.golden, wide.reference, wide.target, dtype=wide.dtype, constants=constants, keep=wide.keep
     )
     companions = _companions(wide, constants, tiles)
     if exact and bool((wide.reference == wide.golden).all()):
         companions["exact integers"] = _bit_for_bit(wide)
-    verdict, reason, companions = _decide(gate, companions, structure, fault)
+    verdict, reason, companions = decide(gate, companions, structure, fault)
     return TensorVerdict(
         tensor=name,
         case=case,
@@ -111,11 +113,11 @@ def judge_tensor(
         dtype=name_of(reference.dtype),
         shape=tuple(reference.shape),
         reason=reason,
-        reference_error=_number(gate.reference_error),
-        target_error=_number(gate.target_error),
-        rounding_floor=_number(gate.rounding_floor),
-        threshold=_number(gate.threshold),
-        reference_relative_error=_number(gate.reference_relative_error),
+        reference_error=number(gate.reference_error),
+        target_error=number(gate.target_error),
+        rounding_floor=number(gate.rounding_floor),
+        threshold=number(gate.threshold),
+        reference_relative_error=number(gate.reference_relative_error),
         gate_valid=gate.valid,
         structure=structure,
         companions=companions,
@@ -125,9 +127,9 @@ def judge_tensor(
     )
 
 
-def _settle_finite(
+def settle_finite(
     data: Compared, nonfinite_inputs: bool, unstable: torch.Tensor | None, demand_inf: bool
-) -> str | None:
+) -> Mismatch | None:
     """Set which elements can be compared; return the structural mismatch among non-finite ones."""
     expected = round_to(data.golden, data.dtype)
     jumpy = torch.zeros_like(data.keep) if unstable is None else unstable
@@ -135,7 +137,7 @@ def _settle_finite(
         # Noise that reaches an overflow says that the reference may overflow: nothing is demanded there.
         within = data.golden.abs() + NOISE_FACTOR * data.envelope.rms <= torch.finfo(data.dtype).max
         jumpy = jumpy | (~within & torch.isfinite(expected))
-    structure, _ = nonfinite_mismatch(
+    structure, _ = first_mismatch(
         torch.where(jumpy, expected, data.target),
         expected,
         data.reference,
@@ -183,9 +185,10 @@ def _companions(data: Compared, constants: Constants, tiles: tuple[int, ...]) ->
     return found
 
 
-def _decide(
+def decide(
     gate: Gate, companions: dict[str, Companion], structure: str | None, fault: str | None
 ) -> tuple[Outcome, str, dict[str, Companion]]:
+    """Verdict, the reason for it, and the companions with a note where one of them decided."""
     budget = companions["noise budget"]
     if fault is not None:
         return "FAIL", fault, companions
@@ -247,32 +250,53 @@ def _discrete(
     unstable: torch.Tensor | None,
 ) -> TensorVerdict:
     """Integer and boolean outputs: equal to golden or the reference, element by element, but for ties."""
+    wrong, off = differing(golden, reference, target, unstable)
+    return discrete_verdict(
+        name, case, dtype=reference.dtype, shape=tuple(reference.shape), wrong=wrong, off=off, fault=fault
+    )
+
+
+def differing(
+    golden: torch.Tensor, reference: torch.Tensor, target: torch.Tensor, unstable: torch.Tensor | None
+) -> tuple[int, int]:
+    """How many discrete elements equal neither golden nor the reference, and how many of these two differ."""
     wrong = (target != reference) & (target.to(torch.float64) != golden.to(torch.float64))
     if unstable is not None:
         wrong &= ~unstable
-    count = int(wrong.sum())
-    text = (
-        f"{count} of {wrong.numel()} discrete elements equal neither golden nor the reference"
-        if count
-        else None
-    )
+    return int(wrong.sum()), int((reference != golden).sum())
+
+
+def discrete_verdict(
+    name: str,
+    case: str,
+    *,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    wrong: int,
+    off: int,
+    fault: str | None,
+) -> TensorVerdict:
+    """The verdict on a discrete tensor from the counts of `differing`."""
+    total = math.prod(shape)
+    text = f"{wrong} of {total} discrete elements equal neither golden nor the reference" if wrong else None
     reason = fault or text or "equal to golden or the reference everywhere"
     return TensorVerdict(
         tensor=name,
         case=case,
-        verdict="FAIL" if fault or count else "PASS",
-        dtype=name_of(reference.dtype),
-        shape=tuple(reference.shape),
+        verdict="FAIL" if fault or wrong else "PASS",
+        dtype=name_of(dtype),
+        shape=shape,
         reason=reason,
         structure=text,
         gate_valid=True,
-        reference_error=float((reference != golden).sum()),
-        target_error=float(count),
+        reference_error=float(off),
+        target_error=float(wrong),
         rounding_floor=0.0,
         threshold=0.0,
         reference_relative_error=0.0,
     )
 
 
-def _number(value: float) -> float | None:
+def number(value: float) -> float | None:
+    """A value that JSON can hold."""
     return value if value == value and abs(value) != float("inf") else None

@@ -18,7 +18,7 @@ _DRAWS = 6
 _DRAWS_LARGE = 3
 _LARGE = 1 << 20
 #: Draws where an element lies just outside the spread of the few.
-_DRAWS_SURE = 48
+DRAWS_SURE = 48
 
 
 @dataclass(slots=True)
@@ -35,19 +35,24 @@ class Envelope:
     @classmethod
     def of(cls, draws: Sequence[torch.Tensor], golden: torch.Tensor, dtype: torch.dtype) -> Envelope:
         """Envelope of FP64 values drawn around FP64 `golden`, for outputs of `dtype`."""
-        gathered = _Gathered(total=torch.zeros_like(golden, dtype=torch.float64))
+        gathered = Gathered.like(golden)
         for draw in draws:
             gathered.add(draw, golden, dtype)
         return gathered.envelope()
 
 
 @dataclass(slots=True)
-class _Gathered:
+class Gathered:
     """Draws as they come, of which sums are kept: all at full width are most of a judgement's memory."""
 
     total: torch.Tensor
     count: int = 0
     low: list[torch.Tensor] = field(default_factory=list)
+
+    @classmethod
+    def like(cls, golden: torch.Tensor) -> Gathered:
+        """Nothing yet, for draws around `golden`."""
+        return cls(total=torch.zeros_like(golden, dtype=torch.float64))
 
     def add(self, draw: torch.Tensor, golden: torch.Tensor, dtype: torch.dtype) -> None:
         self.total += (draw - golden).square_()
@@ -67,11 +72,20 @@ def surer_noise(
 
     Only the spread grows, and only where it was underestimated; what the few draws are kept for stays.
     """
-    more = measure_noise(spec, case, golden, seed=seed + 1, draws=_DRAWS_SURE)
+    return wider(noise, measure_noise(spec, case, golden, seed=seed + 1, draws=DRAWS_SURE))
+
+
+def wider(noise: dict[str, Envelope], more: dict[str, Envelope]) -> dict[str, Envelope]:
+    """`noise`, with the spread of `more` where that is larger."""
     return {
         name: Envelope(rms=torch.maximum(was.rms, more[name].rms), draws=was.draws) if name in more else was
         for name, was in noise.items()
     }
+
+
+def draws_of(case: Case) -> int:
+    """How many draws the envelope of a case is made of."""
+    return _DRAWS if max(t.numel() for t in case.inputs) <= _LARGE else _DRAWS_LARGE
 
 
 def measure_noise(
@@ -82,11 +96,10 @@ def measure_noise(
     Args:
         draws: how many runs to take; by size when None.
     """
-    found: dict[str, _Gathered] = {}
+    found: dict[str, Gathered] = {}
     exact = golden.named()
     device = case.inputs[0].device
-    size = max(t.numel() for t in case.inputs)
-    for number in range(draws or (_DRAWS if size <= _LARGE else _DRAWS_LARGE)):
+    for number in range(draws or draws_of(case)):
         generator = torch.Generator(device=device).manual_seed(seed * 1009 + number)
         mode = Noisy(generator, stable=spec.kind != "elementwise")
         drawn = run(spec.reference, spec, case, context=noisy(mode))
@@ -96,6 +109,6 @@ def measure_noise(
             want = exact.get(name)
             if tensor is None or want is None or tensor.shape != want.shape or not tensor.is_floating_point():
                 continue
-            gathered = found.setdefault(name, _Gathered(total=torch.zeros_like(want, dtype=torch.float64)))
+            gathered = found.setdefault(name, Gathered.like(want))
             gathered.add(mode.unrounded(tensor), want, tensor.dtype)
     return {name: gathered.envelope() for name, gathered in found.items()}

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from bridge.verify.bits import OverwrittenError, as_marked, mark, same_bits
 from bridge.verify.case import Case
 from bridge.verify.interpreter import repaired
 from bridge.verify.launches import watch
@@ -42,6 +43,18 @@ class Result:
         return {**self.outputs, **{f"grad_{name}": grad for name, grad in self.grads.items()}}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twice:
+    """How to run backward a second time.
+
+    upstream: the upstream gradients as they were.
+    clone: keep copies of the first results, however large; else large ones must not be written again.
+    """
+
+    upstream: tuple[torch.Tensor, ...]
+    clone: bool = False
+
+
 def tensor_names(spec: KernelSpec) -> tuple[str, ...]:
     """Names of every judged tensor, outputs first."""
     return (*spec.outputs, *(f"grad_{name}" for name in spec.grads))
@@ -72,14 +85,14 @@ def run(
     inputs: tuple[torch.Tensor, ...] | None = None,
     grad_outputs: tuple[torch.Tensor, ...] | None = None,
     context: Any = None,
-    keep_graph: bool = False,
+    twice: Twice | None = None,
 ) -> Result | str:
     """Run `function` forward, and backward when the spec names gradients.
 
     Args:
         inputs: stand-ins for the case's inputs (golden's FP64 copies); copied with layout when None.
         context: a context manager around forward and backward, such as a dispatch mode.
-        keep_graph: run backward twice; a second result with other bits is kept, to be judged as well.
+        twice: run backward twice; a second result with other bits is kept, to be judged as well.
 
     Returns:
         The result, or a complaint about what was returned.
@@ -104,7 +117,7 @@ def run(
         if isinstance(context, Watched):
             result.faults |= {name: text for text in context.overruns() for name in spec.outputs}
         if spec.grads and wanted:
-            result.grads = _backward(spec, outputs, leaves, upstream, wanted, result, keep_graph=keep_graph)
+            result.grads = _backward(spec, outputs, leaves, upstream, wanted, result, twice=twice)
     return result
 
 
@@ -116,7 +129,7 @@ def _backward(
     wanted: list[int],
     result: Result,
     *,
-    keep_graph: bool,
+    twice: Twice | None,
 ) -> dict[str, torch.Tensor | None]:
     pairs = [(o, g) for o, g in zip(outputs, upstream, strict=False) if o.requires_grad]
     names = [spec.inputs[i] for i in wanted]
@@ -125,46 +138,53 @@ def _backward(
     roots = tuple(o for o, _ in pairs)
     grads_in = tuple(g if g.dtype == o.dtype else g.to(o.dtype) for o, g in pairs)
     sources = tuple(leaves[i] for i in wanted)
-    spare = tuple(copy_with_layout(g) for g in grads_in) if keep_graph else ()
     # torch's stubs promise tensors; with allow_unused an input that nothing used gets None.
     grads: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
-        roots, sources, grads_in, retain_graph=keep_graph, allow_unused=True
+        roots, sources, grads_in, retain_graph=twice is not None, allow_unused=True
     )
     result.owners = {
         f"grad_{n}": g.untyped_storage().data_ptr()
         for n, g in zip(names, grads, strict=True)
         if g is not None
     }
-    if keep_graph:
-        first = tuple(g.clone() if g is not None else None for g in grads)
+    if twice is not None:
+        kept = [g for o, g in zip(outputs, twice.upstream, strict=False) if o.requires_grad]
+        marks = tuple(mark(g, clone=twice.clone) if g is not None else None for g in grads)
+        # What the first backward left in the upstream gradients must not pass for the second one's doing.
+        fresh = tuple(_unwritten(g, was) for g, was in zip(grads_in, kept, strict=True))
         try:
-            again: tuple[torch.Tensor | None, ...] | None = torch.autograd.grad(
-                roots, sources, spare, allow_unused=True
+            second: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+                roots, sources, fresh, allow_unused=True
             )
         except RuntimeError:
-            again = None  # refusing a second backward is legal; only a silent wrong one is not
-        if again is not None:
-            for name, a, b in zip(names, first, again, strict=True):
-                if a is not None and b is not None and not same_bits(a, b):
-                    result.differing.setdefault(f"grad_{name}", []).append(b.detach())
-                    result.doubted[f"grad_{name}"] = _SECOND
+            second = ()  # refusing a second backward is legal; only a silent wrong one is not
+        first = tuple(
+            as_marked(g, m) if g is not None and m is not None else None
+            for g, m in zip(grads, marks, strict=True)
+        )
+        for name, a, b in zip(names, first, second, strict=False):
+            if a is not None and b is not None and not same_bits(a, b):
+                result.differing.setdefault(f"grad_{name}", []).append(b.detach())
+                result.doubted[f"grad_{name}"] = _SECOND
         grads = first
     return {n: (g.detach() if g is not None else None) for n, g in zip(names, grads, strict=True)}
 
 
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal shapes and values, NaN equal to NaN."""
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+def _unwritten(given: torch.Tensor, was: torch.Tensor) -> torch.Tensor:
+    """`given` if it still holds what it held, else a fresh copy of that."""
+    was = was if was.dtype == given.dtype else was.to(given.dtype)
+    return given if same_bits(given, was) else copy_with_layout(was)
 
 
 def run_target(
-    spec: KernelSpec, case: Case, *, twice: bool = False, fill: float = float("nan")
+    spec: KernelSpec, case: Case, *, twice: bool = False, fill: float = float("nan"), clone: bool = False
 ) -> Result | str:
     """Run the target under watch: launches, poisoned memory, guard bands, inputs compared afterwards.
 
     Args:
         twice: run the backward twice over one graph.
         fill: what memory holds that the target is handed and has not written.
+        clone: keep copies of what the first backward gives, however large.
     """
     inputs = tuple(copy_with_layout(t) for t in case.inputs)
     upstream = tuple(copy_with_layout(t) for t in case.grad_outputs)
@@ -178,8 +198,11 @@ def run_target(
                 inputs=inputs,
                 grad_outputs=upstream,
                 context=watched,
-                keep_graph=twice,
+                twice=Twice(upstream=case.grad_outputs, clone=clone) if twice else None,
             )
+        except OverwrittenError:
+            # The second backward wrote where the first one's results are, which is legal.
+            return run_target(spec, case, twice=True, fill=fill, clone=True)
         except RuntimeError as error:
             if _LEAF_WRITTEN not in str(error):
                 raise

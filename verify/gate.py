@@ -39,6 +39,22 @@ class Gate:
         return self.target_error / self.threshold if self.threshold > 0 else float("inf")
 
 
+def gate_of(errors: tuple[float, float, float, float], constants: Constants) -> Gate:
+    """The gate from the four maxima that it is made of; `largest_errors` gives them."""
+    reference_error, target_error, rounding_floor, size = errors
+    absolute_floor = max(constants.project_atol, rounding_floor)
+    scale = max(size, absolute_floor)
+    relative = 0.0 if reference_error == 0 else (reference_error / scale if scale > 0 else float("inf"))
+    return Gate(
+        reference_error=reference_error,
+        target_error=target_error,
+        rounding_floor=rounding_floor,
+        threshold=constants.fudge_factor * reference_error + absolute_floor,
+        reference_relative_error=relative,
+        valid=relative <= constants.max_reference_relative_error,
+    )
+
+
 def measure(
     golden: torch.Tensor,
     reference: torch.Tensor,
@@ -56,21 +72,25 @@ def measure(
         constants: declared before the target ran.
         keep: elements that can be compared (all finite); None means all.
     """
+    return gate_of(largest_errors(golden, reference, target, dtype=dtype, keep=keep), constants)
+
+
+def largest_errors(
+    golden: torch.Tensor,
+    reference: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+    keep: torch.Tensor | None = None,
+) -> tuple[float, float, float, float]:
+    """Largest |reference - golden|, |target - golden|, rounding of golden, and |golden|; as in `measure`."""
     if keep is not None and not bool(keep.all()):
         golden, reference, target = golden[keep], reference[keep], target[keep]
-    reference_error = _largest(reference - golden)
-    target_error = _largest(target - golden)
-    floor = _largest(round_to(golden, dtype) - golden) if dtype.is_floating_point else 0.0
-    absolute_floor = max(constants.project_atol, floor)
-    scale = max(_largest(golden), absolute_floor)
-    relative = 0.0 if reference_error == 0 else (reference_error / scale if scale > 0 else float("inf"))
-    return Gate(
-        reference_error=reference_error,
-        target_error=target_error,
-        rounding_floor=floor,
-        threshold=constants.fudge_factor * reference_error + absolute_floor,
-        reference_relative_error=relative,
-        valid=relative <= constants.max_reference_relative_error,
+    return (
+        _largest(reference - golden),
+        _largest(target - golden),
+        _largest(round_to(golden, dtype) - golden) if dtype.is_floating_point else 0.0,
+        _largest(golden),
     )
 
 

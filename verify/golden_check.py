@@ -8,6 +8,8 @@ products split into two FP64 parts).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +29,40 @@ _MOST_TERMS = 1 << 20
 _SPLIT = float((1 << 27) + 1)
 
 
+@dataclass(slots=True, kw_only=True)
+class Doubt:
+    """Elements of one tensor that depend on the order of FP64 sums.
+
+    left: of those, how many still do after they were recomputed.
+    refused: why they were not recomputed.
+    """
+
+    count: int
+    left: int = 0
+    refused: str = ""
+
+    def told(self, name: str, total: int) -> str:
+        """In words; total: elements of the tensor `name`."""
+        text = f"golden: {self.count} of {total} elements of {name} depend on the order of FP64 sums"
+        if self.refused:
+            return f"{text}; not recomputed: {self.refused}"
+        return f"{text}; all were recomputed with math.fsum" + (
+            f"; {self.left} stay doubtful, since their terms round in FP64 too" if self.left else ""
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Golden, what the same formula gives with its sums back to front, and where the two part.
+
+    again: None where nothing is summed.
+    """
+
+    golden: Result
+    again: Result | None
+    doubts: dict[str, Doubt]
+
+
 def checked_golden(spec: KernelSpec, case: Case, reference: Result) -> tuple[Result, tuple[str, ...]]:
     """Golden with its doubtful tensors recomputed, and what there is to say about them.
 
@@ -36,46 +72,73 @@ def checked_golden(spec: KernelSpec, case: Case, reference: Result) -> tuple[Res
     Raises:
         SpecError: as `run_golden`.
     """
+    eager = {name: like.dtype for name, like in reference.named().items() if like is not None}
+    found = check_golden(spec, case, eager)
+    wanted = found.golden.named()
+    notes = []
+    for name, doubt in found.doubts.items():
+        tensor = wanted[name]
+        assert tensor is not None
+        notes.append(doubt.told(name, tensor.numel()))
+    return found.golden, tuple(notes)
+
+
+def check_golden(
+    spec: KernelSpec, case: Case, dtypes: Mapping[str, torch.dtype], *, times: float = 1.0, refused: str = ""
+) -> Checked:
+    """Run golden in two orders and recompute what differs.
+
+    Args:
+        dtypes: of the tensors to check, as they are judged.
+        times: how often sums as long as this case's occur in the whole of which it is a part.
+        refused: why nothing is recomputed, when that is known already.
+
+    Raises:
+        SpecError: as `run_golden`.
+    """
     golden = run_golden(spec, case)
     if spec.kind == "elementwise" and not spec.grads:
-        return golden, ()
-    doubts = _doubts(golden, run_golden(spec, case, under=_Sums(reverse=True)), reference)
+        return Checked(golden=golden, again=None, doubts={})
+    again = run_golden(spec, case, under=_Sums(reverse=True))
+    doubts = _doubts(golden, again, dtypes)
     if not doubts:
-        return golden, ()
-    careful = _Sums(exact=True)
+        return Checked(golden=golden, again=again, doubts={})
+    found = {name: Doubt(count=int(mask.sum()), refused=refused) for name, mask in doubts.items()}
+    if refused:
+        return Checked(golden=golden, again=again, doubts=found)
+    careful = _Sums(exact=True, times=times)
     better = run_golden(spec, case, under=careful)
-    notes = []
-    still = _doubts(better, run_golden(spec, case, under=_Sums(exact=True, reverse=True)), reference)
+    still = _doubts(
+        better, run_golden(spec, case, under=_Sums(exact=True, reverse=True, times=times)), dtypes
+    )
     for name, mask in doubts.items():
-        count = int(mask.sum())
-        text = f"golden: {count} of {mask.numel()} elements of {name} depend on the order of FP64 sums"
-        if careful.refused:
-            notes.append(f"{text}; not recomputed: {careful.refused}")
-            continue
-        _put(golden, better, name)
-        left = int((still[name] & mask).sum()) if name in still else 0
-        notes.append(
-            f"{text}; all were recomputed with math.fsum"
-            + (f"; {left} stay doubtful, since their terms round in FP64 too" if left else "")
-        )
-    return golden, tuple(notes)
+        found[name].refused = careful.refused
+        if not careful.refused:
+            _put(golden, better, name)
+            found[name].left = int((still[name] & mask).sum()) if name in still else 0
+    return Checked(golden=golden, again=again, doubts=found)
 
 
-def _doubts(one: Result, other: Result, reference: Result) -> dict[str, torch.Tensor]:
+def _doubts(one: Result, other: Result, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
     """Mask per tensor of the elements on which two goldens do not agree; tensors without any left out."""
     found: dict[str, torch.Tensor] = {}
-    second, eager = other.named(), reference.named()
+    second = other.named()
     for name, first in one.named().items():
-        again, like = second.get(name), eager.get(name)
-        if first is None or again is None or like is None or first.shape != again.shape:
+        again, dtype = second.get(name), dtypes.get(name)
+        if first is None or again is None or dtype is None or first.shape != again.shape:
             continue
-        if not like.is_floating_point() or not first.is_floating_point():
+        if not dtype.is_floating_point or not first.is_floating_point():
             continue
-        gap = (first - again).abs()
-        mask = torch.isfinite(gap) & (gap > AGREE * ulp_of(torch.nan_to_num(first), like.dtype))
+        mask = disagree(first, again, dtype)
         if bool(mask.any()):
             found[name] = mask
     return found
+
+
+def disagree(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Where two FP64 tensors are further apart than golden's orders may be, judged in `dtype`."""
+    gap = (one - other).abs()
+    return torch.isfinite(gap) & (gap > AGREE * ulp_of(torch.nan_to_num(one), dtype))
 
 
 def _put(golden: Result, better: Result, name: str) -> None:
@@ -87,11 +150,15 @@ def _put(golden: Result, better: Result, name: str) -> None:
 
 
 class _Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs sums and products of matrices in reverse order, or rounding once."""
+    """Runs sums and products of matrices in reverse order, or rounding once.
 
-    def __init__(self, *, reverse: bool = False, exact: bool = False) -> None:
+    Args:
+        times: how often each sum occurs in the whole that this is a part of.
+    """
+
+    def __init__(self, *, reverse: bool = False, exact: bool = False, times: float = 1.0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._reverse, self._exact = reverse, exact
+        self._reverse, self._exact, self._times = reverse, exact, times
         self.refused = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -129,8 +196,7 @@ class _Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(left, right, *args[2:], **kwargs)
         if not self._exact:
             return out
-        if 2 * out.numel() * left.shape[-1] > _MOST_TERMS:
-            self._too_many(2 * out.numel() * left.shape[-1])
+        if self._too_many(2 * out.numel() * left.shape[-1]):
             return out
         a, b = left.unsqueeze(-2), right.transpose(-1, -2).unsqueeze(-3)
         product = a * b
@@ -140,16 +206,18 @@ class _Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _rounded_once(self, terms: torch.Tensor, like: torch.Tensor) -> torch.Tensor | None:
         """Sums of the rows of [n, terms], each rounded once, in the shape of `like`."""
-        if terms.numel() > _MOST_TERMS:
-            self._too_many(terms.numel())
+        if self._too_many(terms.numel()):
             return None
         if not bool(torch.isfinite(terms).all()) or terms.dtype != torch.float64:
             return None
         sums = [math.fsum(row) for row in terms.tolist()]
         return torch.tensor(sums, dtype=torch.float64, device=like.device).reshape(like.shape)
 
-    def _too_many(self, count: int) -> None:
-        self.refused = f"a sum has {count} terms in all, more than {_MOST_TERMS}"
+    def _too_many(self, terms: int) -> bool:
+        count = round(self._times * terms)
+        if count > _MOST_TERMS:
+            self.refused = f"a sum has {count} terms in all, more than {_MOST_TERMS}"
+        return count > _MOST_TERMS
 
 
 def _lost(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor) -> torch.Tensor:

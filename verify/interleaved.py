@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from bridge.verify.bits import same_bits
 from bridge.verify.case import Case
-from bridge.verify.execute import Result, copy_with_layout, run_target, same_bits, split
+from bridge.verify.execute import Result, copy_with_layout, run_target, split
 from bridge.verify.spec import KernelSpec
 
 #: What is said of a result that only such a call gets wrong.

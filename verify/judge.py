@@ -7,32 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-import torch
 
 from bridge.errors import KernelError, NothingJudgedError
 from bridge.verify.autotune import each_config
+from bridge.verify.bits import same_bits
+from bridge.verify.byrows import ByRows, measure, tidy, weighed
 from bridge.verify.case import Case
-from bridge.verify.compare import Trio, judge_tensor
-from bridge.verify.conditioning import analysed
 from bridge.verify.diagnosis import diagnose
 from bridge.verify.doubted import repeats_blamed
-from bridge.verify.envelope import Envelope, measure_noise, surer_noise
 from bridge.verify.every import FAMILY as EVERY
 from bridge.verify.every import zero_signs
 from bridge.verify.evidence import Evidence
-from bridge.verify.exact import FAMILY as EXACT
-from bridge.verify.exact import exact_tensors
-from bridge.verify.execute import Result, run, run_target, same_bits, tensor_names
-from bridge.verify.golden_check import checked_golden
+from bridge.verify.execute import Result, run, run_target, tensor_names
 from bridge.verify.interleaved import CROSSED, interleaved
 from bridge.verify.nearby import beside, far_case, near_case, near_result
 from bridge.verify.options import Options
 from bridge.verify.plan import OWN_FAMILIES
-from bridge.verify.poisoned import poisoned_rows
 from bridge.verify.power import measure_power
 from bridge.verify.raised import broke_gpu, fault, gradless, in_words, lacks_memory, refusal
 from bridge.verify.spec import KernelSpec
-from bridge.verify.stability import unstable_elements
 from bridge.verify.steps import steps_of
 from bridge.verify.structure import name_of
 from bridge.verify.summary import coverage, overall, sentence
@@ -47,9 +40,8 @@ from bridge.verify.verdict import (
     TensorVerdict,
     worst_outcome,
 )
+from bridge.verify.whole import Whole
 
-#: Times over its noise budget that an element may be because its few noise draws were lucky.
-_LUCK = 30.0
 #: Cases with more input elements than this are not kept for diagnosis.
 _KEPT_ELEMENTS = 1 << 18
 
@@ -213,6 +205,7 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
         raise KernelError(f"the reference of {spec.name} {reference}")
     if own and (text := gradless(spec, reference.grads)) is not None:
         raise KernelError(text)
+    tidy(case, options)
     try:
         target = _target_result(spec, case, options)
     except Exception as error:
@@ -222,40 +215,40 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
     if isinstance(target, Result) and beside(target, case):
         case = near_case(case)
         reference, target = near_result(reference, case), near_result(target, case)
-    golden, doubts = checked_golden(spec, case, reference)
-    noise = measure_noise(spec, case, golden, seed=options.seed)
+    tidy(case, options)
+    yardstick, tensors = _weighed(spec, case, reference, target, constants, options)
     launches = target.kernels if isinstance(target, Result) else ()
-    judged = JudgedCase(record=_record(case, (*case.notes, *doubts), launches))
-    if isinstance(target, str):
-        judged.tensors = [_structural(name, case, target, reference) for name in tensor_names(spec)]
-    else:
-        judged.tensors = _judge_tensors(spec, case, golden, reference, target, noise, constants)
-        if any(t.verdict == "FAIL" and t.tensor not in target.faults for t in judged.tensors):
-            ties = unstable_elements(spec, case, golden, seed=options.seed)
-            if any(bool(mask.any()) for mask in ties.values()):
-                judged.tensors = _judge_tensors(spec, case, golden, reference, target, noise, constants, ties)
-            if any(_near_its_budget(t) for t in judged.tensors):
-                noise = surer_noise(spec, case, golden, noise, seed=options.seed)
-                judged.tensors = _judge_tensors(spec, case, golden, reference, target, noise, constants, ties)
+    judged = JudgedCase(record=_record(case, (*case.notes, *yardstick.notes), launches), tensors=tensors)
+    if isinstance(target, Result):
         judged.tensors = repeats_blamed(judged.tensors, target)
         if (case.configs or case.family == "captured") and not options.recorded and target.autotuned:
-            _judge_configs(spec, case, judged, (golden, reference, noise), constants, target.device)
-        told = (golden.named(), reference.named(), target.named())
-        judged.tensors = [
-            analysed(spec, case, t, told, options=options, device=target.device) for t in judged.tensors
-        ]
+            _judge_configs(spec, case, judged, reference, yardstick, target.device)
+        judged.tensors = yardstick.conditioned(judged.tensors, target)
         for name, others in target.differing.items():
             text = f"nondeterministic: {name} differs from run to run ({len(others)} repeats with other bits)"
             judged.record = _noted(judged.record, f"{text}, each judged")
         if case.family == EVERY:
             judged.record = _zeros_noted(judged.record, reference, target)
         judged.tiles = target.tiles
-        judged.evidence = Evidence(
-            case=case, golden=golden, reference=reference, target=target, noise=noise, tensors=judged.tensors
-        )
+        judged.evidence = yardstick.evidence(target, judged.tensors)
     verdict = worst_outcome([t.verdict for t in judged.tensors] or ["PASS WITH LIMITATIONS"])
     judged.record = _with(judged.record, verdict, time.perf_counter() - start)
     return judged
+
+
+def _weighed(
+    spec: KernelSpec,
+    case: Case,
+    reference: Result,
+    target: Result | str,
+    constants: Constants,
+    options: Options,
+) -> tuple[ByRows | Whole, list[TensorVerdict]]:
+    """The case's yardstick, and the tensors that stand beside it."""
+    if isinstance(target, Result):
+        return weighed(spec, case, reference, target, constants=constants, options=options)
+    yardstick = measure(spec, case, reference, constants=constants, options=options)
+    return yardstick, [_structural(name, case, target, reference) for name in tensor_names(spec)]
 
 
 def _target_result(spec: KernelSpec, case: Case, options: Options) -> Result | str:
@@ -269,66 +262,15 @@ def _target_result(spec: KernelSpec, case: Case, options: Options) -> Result | s
     return result
 
 
-def _near_its_budget(tensor: TensorVerdict) -> bool:
-    """Whether a tensor fails for finite values and is off by no more than luck in few draws may explain."""
-    budget = tensor.companions.get("noise budget")
-    return (
-        tensor.verdict == "FAIL"
-        and tensor.structure is None
-        and budget is not None
-        and budget.value is not None
-        and 1.0 < budget.value <= _LUCK
-    )
-
-
-def _judge_tensors(
-    spec: KernelSpec,
-    case: Case,
-    golden: Result,
-    reference: Result,
-    target: Result,
-    noise: dict[str, Envelope],
-    constants: Constants,
-    ties: dict[str, torch.Tensor] | None = None,
-) -> list[TensorVerdict]:
-    wanted, eager, got = golden.named(), reference.named(), target.named()
-    exact = exact_tensors(spec, case) if case.family == EXACT else frozenset()
-    repeats = [(n, t) for n, others in target.differing.items() for t in others]
-    odd = any(t.is_floating_point() and not bool(torch.isfinite(t).all()) for t in case.inputs)
-    return [
-        judge_tensor(
-            name,
-            case.name,
-            Trio(golden=wanted.get(name), reference=eager.get(name), target=result),
-            constants=constants,
-            envelope=noise.get(name),
-            elementwise=spec.kind == "elementwise",
-            nonfinite_inputs=odd,
-            unstable=(ties or {}).get(name),
-            undefined=poisoned_rows(
-                case, eager.get(name), wanted.get(name), elementwise=spec.kind == "elementwise"
-            )
-            if odd
-            else None,
-            fault=target.faults.get(name),
-            exact=name in exact,
-            demand_inf=case.family == EVERY,
-            tiles=target.tiles,
-        )
-        for name, result in [(n, got.get(n)) for n in tensor_names(spec) if n in got or n in eager] + repeats
-    ]
-
-
 def _judge_configs(
     spec: KernelSpec,
     case: Case,
     judged: JudgedCase,
-    right: tuple[Result, Result, dict[str, Envelope]],
-    constants: Constants,
+    reference: Result,
+    yardstick: ByRows | Whole,
     device: str,
 ) -> None:
     """Judge every autotune configuration alone; what each gives stands beside the tuned result."""
-    golden, reference, noise = right
     tried = []
     for words, made in each_config(spec, far_case(case, device)):
         tried.append(words)
@@ -338,7 +280,7 @@ def _judge_configs(
         found = (
             [_structural(name, case, made, reference) for name in tensor_names(spec)]
             if isinstance(made, str)
-            else _judge_tensors(spec, case, golden, reference, near_result(made, case), noise, constants)
+            else yardstick.tensors(near_result(made, case))
         )
         judged.tensors += [msgspec.structs.replace(t, reason=f"{words}: {t.reason}") for t in found]
     judged.record = _noted(judged.record, f"autotune: {len(tried)} configurations, each judged alone")
@@ -364,17 +306,24 @@ def _zeros_noted(record: CaseRecord, reference: Result, target: Result) -> CaseR
 def _repeated(spec: KernelSpec, case: Case, first: Result, options: Options) -> None:
     """Run the same inputs again; results that differ bitwise are noted, to be judged as well."""
     for number in range(max(0, options.repeats - 1)):
-        again = run_target(spec, case) if number else interleaved(spec, case)
-        if isinstance(again, str):
-            continue
-        for name, text in again.faults.items():
-            first.faults.setdefault(name, text)
-        for name, tensor in again.named().items():
-            was = first.named().get(name)
-            if tensor is not None and was is not None and not same_bits(tensor, was):
-                first.differing.setdefault(name, []).append(tensor)
-                if not number:
-                    first.doubted.setdefault(name, CROSSED)
+        tidy(case, options)
+        # No name holds a repeat: it must not outlive the comparison.
+        _keep_differing(
+            run_target(spec, case) if number else interleaved(spec, case), first, crossed=not number
+        )
+
+
+def _keep_differing(again: Result | str, first: Result, *, crossed: bool) -> None:
+    if isinstance(again, str):
+        return
+    for name, text in again.faults.items():
+        first.faults.setdefault(name, text)
+    for name, tensor in again.named().items():
+        was = first.named().get(name)
+        if tensor is not None and was is not None and not same_bits(tensor, was):
+            first.differing.setdefault(name, []).append(tensor)
+            if crossed:
+                first.doubted.setdefault(name, CROSSED)
 
 
 def _structural(name: str, case: Case, text: str, reference: Result) -> TensorVerdict:

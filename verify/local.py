@@ -7,6 +7,8 @@ is left to the budget alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from bridge.verify.companions import Compared
@@ -43,20 +45,37 @@ def _lines(data: Compared, constants: Constants, *, dim: int, word: str) -> Comp
     def worst(values: torch.Tensor) -> torch.Tensor:
         return torch.where(keep, as_matrix(values).abs(), torch.zeros_like(golden)).amax(dim)
 
-    floor = worst(round_to(data.golden, data.dtype) - data.golden).clamp_min(constants.project_atol)
-    threshold = constants.fudge_factor * worst(data.reference - data.golden) + floor
-    allowed = torch.maximum(threshold, worst(data.budget()))
-    ratio = worst(data.target - data.golden) / allowed.clamp_min(torch.finfo(torch.float64).tiny)
+    ratio = line_ratio(
+        (
+            worst(round_to(data.golden, data.dtype) - data.golden),
+            worst(data.reference - data.golden),
+            worst(data.budget()),
+            worst(data.target - data.golden),
+        ),
+        constants,
+    )
     line = int(ratio.argmax())
-    value = float(ratio[line])
-    over = int((ratio > 1).sum())
+    return line_companion(float(ratio[line]), line, int((ratio > 1).sum()), ratio.numel(), word)
+
+
+def line_ratio(largest: Iterable[torch.Tensor], constants: Constants) -> torch.Tensor:
+    """Error over what is allowed.
+
+    Args:
+        largest: rounding of golden, reference error, budget and target error, the largest of each part.
+    """
+    floor, own, budget, error = largest
+    threshold = constants.fudge_factor * own + floor.clamp_min(constants.project_atol)
+    return error / torch.maximum(threshold, budget).clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def line_companion(value: float, line: int, over: int, total: int, word: str) -> Companion:
+    """The row or column gate from its worst line."""
     return Companion(
         value=value,
         limit=1.0,
         passed=value <= 1.0,
-        detail=f"{over} of {ratio.numel()} {word}s over, worst {word} {line}"
-        if over
-        else f"worst {word} {line}",
+        detail=f"{over} of {total} {word}s over, worst {word} {line}" if over else f"worst {word} {line}",
     )
 
 
@@ -70,30 +89,46 @@ def tile_gate(data: Compared, constants: Constants, tiles: tuple[int, ...]) -> d
         tiles: integer constexprs of the launches; the largest that cuts an axis counts for it.
     """
     rows, cols = as_matrix(data.golden).shape
-    high = max((t for t in tiles if t < rows), default=rows)
-    wide = max((t for t in tiles if t < cols), default=cols)
-    if (high, wide) == (rows, cols) or not data.golden.numel():
+    cell = cell_of(rows, cols, tiles)
+    if cell is None:
         return {}
+    high, wide = cell
 
     def worst(values: torch.Tensor) -> torch.Tensor:
         matrix = torch.where(as_matrix(data.keep), as_matrix(values).abs(), 0.0)
         return block_max(matrix, high, wide)
 
-    floor = worst(round_to(data.golden, data.dtype) - data.golden).clamp_min(constants.project_atol)
-    threshold = constants.fudge_factor * worst(data.reference - data.golden) + floor
-    allowed = torch.maximum(threshold, worst(data.budget(wide)))
-    ratio = worst(data.target - data.golden) / allowed.clamp_min(torch.finfo(torch.float64).tiny)
+    ratio = line_ratio(
+        (
+            worst(round_to(data.golden, data.dtype) - data.golden),
+            worst(data.reference - data.golden),
+            worst(data.budget(wide)),
+            worst(data.target - data.golden),
+        ),
+        constants,
+    )
+    return {"tile gate": tile_companion(ratio, cell)}
+
+
+def cell_of(rows: int, cols: int, tiles: tuple[int, ...]) -> tuple[int, int] | None:
+    """Height and width of the tiles that a [rows, cols] result is cut into; None where it is not cut."""
+    high = max((t for t in tiles if t < rows), default=rows)
+    wide = max((t for t in tiles if t < cols), default=cols)
+    return None if (high, wide) == (rows, cols) or not rows * cols else (high, wide)
+
+
+def tile_companion(ratio: torch.Tensor, cell: tuple[int, int]) -> Companion:
+    """The tile gate from error over allowance of every tile."""
+    high, wide = cell
     at = int(ratio.argmax())
     value, over = float(ratio.reshape(-1)[at]), int((ratio > 1).sum())
     place = f"worst tile ({at // ratio.shape[1]}, {at % ratio.shape[1]}) of {high} x {wide}"
-    return {
-        "tile gate": Companion(
-            value=value,
-            limit=1.0,
-            passed=value <= 1.0,
-            detail=f"{over} of {ratio.numel()} tiles over, {place}" if over else place,
-        )
-    }
+    return Companion(
+        value=value,
+        limit=1.0,
+        passed=value <= 1.0,
+        detail=f"{over} of {ratio.numel()} tiles over, {place}" if over else place,
+    )
 
 
 def block_max(matrix: torch.Tensor, high: int, wide: int) -> torch.Tensor:
@@ -111,21 +146,36 @@ def error_map(data: Compared, threshold: float) -> ErrorMap:
     )
     matrix = as_matrix(errors)
     rows, cols = matrix.shape
-    row_step, col_step = -(-rows // _BLOCKS), -(-cols // _BLOCKS)
-    scale = threshold if threshold > 0 else 1.0
+    row_step, col_step = map_steps(rows, cols)
     # One pass on the device: padded to whole blocks, with -1 where there is nothing to see.
     known = torch.nan_to_num(matrix, nan=-1.0, posinf=float("inf"))
     high, wide = -(-rows // row_step), -(-cols // col_step)
     padded = torch.nn.functional.pad(
         known, (0, wide * col_step - cols, 0, high * row_step - rows), value=-1.0
     )
-    worst = padded.reshape(high, row_step, wide, col_step).amax((1, 3)).tolist()
-    values = tuple(tuple(_number(v / scale) if v >= 0 else None for v in line) for line in worst)
+    return map_of(padded.reshape(high, row_step, wide, col_step).amax((1, 3)), rows, cols, threshold)
+
+
+def map_steps(rows: int, cols: int) -> tuple[int, int]:
+    """Height and width of the blocks of an error map."""
+    return -(-rows // _BLOCKS), -(-cols // _BLOCKS)
+
+
+def map_of(worst: torch.Tensor, rows: int, cols: int, threshold: float) -> ErrorMap:
+    """The map from the largest error of each block, -1 where nothing is known."""
+    row_step, col_step = map_steps(rows, cols)
+    scale = threshold if threshold > 0 else 1.0
+    values = tuple(tuple(_number(v / scale) if v >= 0 else None for v in line) for line in worst.tolist())
     return ErrorMap(rows=rows, cols=cols, row_step=row_step, col_step=col_step, values=values)
 
 
 def worst_elements(data: Compared, *, count: int = 8) -> tuple[WorstElement, ...]:
     """The elements furthest from golden; a non-finite one where golden is finite comes first."""
+    return tuple(element for _, element in ranked_elements(data, count=count))
+
+
+def ranked_elements(data: Compared, *, count: int = 8) -> list[tuple[float, WorstElement]]:
+    """The same with what they are ranked by."""
     errors = (data.target - data.golden).abs()
     errors = torch.where(
         torch.isnan(errors) & torch.isfinite(data.golden), torch.full_like(errors, float("inf")), errors
@@ -142,16 +192,19 @@ def worst_elements(data: Compared, *, count: int = 8) -> tuple[WorstElement, ...
         )
         error = abs(float(data.target[index]) - float(data.golden[index]))
         found.append(
-            WorstElement(
-                index=index,
-                golden=_number(float(data.golden[index])),
-                reference=_number(float(data.reference[index])),
-                target=_number(float(data.target[index])),
-                error=_number(error),
-                ulp=_number(error / float(unit[place])),
+            (
+                float(flat[place]),
+                WorstElement(
+                    index=index,
+                    golden=_number(float(data.golden[index])),
+                    reference=_number(float(data.reference[index])),
+                    target=_number(float(data.target[index])),
+                    error=_number(error),
+                    ulp=_number(error / float(unit[place])),
+                ),
             )
         )
-    return tuple(found)
+    return found
 
 
 def _number(value: float) -> float | None:

@@ -37,18 +37,22 @@ class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in _EMPTY and isinstance(out, torch.Tensor) and out.dtype.is_floating_point and out.numel():
-            return self._fenced(out)
+            if out.is_meta or out.layout != torch.strided:
+                return out
+            place = out.shape, out.stride(), out.dtype, out.device
+            del out  # before a buffer of its size is made
+            return self._fenced(*place)
         return out
 
-    def _fenced(self, out: torch.Tensor) -> torch.Tensor:
-        if out.is_meta or out.layout != torch.strided:
-            return out
-        span = 1 + sum((size - 1) * stride for size, stride in zip(out.shape, out.stride(), strict=True))
+    def _fenced(
+        self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         # A multiple of the longest vector load, so that alignment is what a fresh buffer would have.
         band = _BAND if span > _LARGE else max(_BAND, -(-span // 64) * 64)
-        buffer = torch.full((span + 2 * band,), self._fill, dtype=out.dtype, device=out.device)
-        self._bands.append((buffer[:band], buffer[band + span :], tuple(out.shape)))
-        return _own_storage(buffer[band:]).as_strided(out.shape, out.stride(), 0)
+        buffer = torch.full((span + 2 * band,), self._fill, dtype=dtype, device=device)
+        self._bands.append((buffer[:band], buffer[band + span :], tuple(shape)))
+        return _own_storage(buffer[band:]).as_strided(shape, strides, 0)
 
     def overruns(self) -> list[str]:
         """Buffers whose bands were written, in words."""

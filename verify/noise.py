@@ -56,14 +56,15 @@ _WIDE = frozenset(
 _WIDE_UNITS = 4.0
 
 
-def _base(func: Any) -> str:
+def base_name(func: Any) -> str:
+    """ "add" for aten::add.Tensor and aten::add_.Tensor."""
     name = str(func.name()).split("::")[1].split(".")[0]
     return name[:-1] if name.endswith("_") and not name.startswith("__") else name
 
 
 def is_exact(func: Any) -> bool:
     """Whether `func` moves values without computing new ones."""
-    return func.name().startswith("aten::") and (_base(func) in _EXACT or func.is_view)
+    return func.name().startswith("aten::") and (base_name(func) in _EXACT or func.is_view)
 
 
 class Noisy(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -135,7 +136,7 @@ class Noisy(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._unrounded.pop(out.untyped_storage().data_ptr(), None)
         if exact:
             return out
-        units = _WIDE_UNITS if _base(func).removesuffix("_backward") in _WIDE else 1.0
+        units = _WIDE_UNITS if base_name(func).removesuffix("_backward") in _WIDE else 1.0
         wide = out
         if is_low(out.dtype) and not in_place:
             # A 16-bit op computes in FP32 and rounds once: that rounding is a cast like any other.
@@ -145,7 +146,7 @@ class Noisy(TorchDispatchMode):  # type: ignore[no-untyped-call]
         roundoff = unit_roundoff(torch.float32 if is_low(wide.dtype) else wide.dtype)
         value = wide.to(torch.float64)
         noise = value.abs() * (2.0 * units * roundoff) * (2.0 * self._uniform(value) - 1.0)
-        summing = running_sum_noise(func, args, kwargs, value)
+        summing = self._summing(func, args, kwargs, value)
         if summing is not None:
             noise = noise + roundoff * summing * self._normal(value)
         value = torch.where(torch.isfinite(value), value + noise, value)
@@ -168,6 +169,10 @@ class Noisy(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept = torch.empty_strided(result.shape, result.stride(), dtype=torch.float64, device=result.device)
         self._unrounded[result.untyped_storage().data_ptr()] = kept.copy_(value)
         return result
+
+    def _summing(self, func: Any, args: Any, kwargs: Any, value: torch.Tensor) -> torch.Tensor | None:
+        """What the order of a sum may cost each element of `value`, over unit roundoff; None: no sum."""
+        return running_sum_noise(func, args, kwargs, value)
 
     def _uniform(self, like: torch.Tensor) -> torch.Tensor:
         return torch.rand(like.shape, generator=self._generator, dtype=torch.float64, device=like.device)

@@ -16,6 +16,8 @@ class Options:
     recorded: judge the outputs that the run recorded; the target is not run.
     budget_elements: added cases larger than this many input elements are left out.
     max_edges: edge shapes per dtype.
+    large_bytes: cases whose largest input has at least as many bytes are judged in blocks of rows. Smaller
+        ones take no more memory as a whole than torch does by being loaded.
     """
 
     seed: int = 0
@@ -25,3 +27,4 @@ class Options:
     recorded: bool = False
     budget_elements: int = 1 << 18
     max_edges: int = 24
+    large_bytes: int = 4 << 20

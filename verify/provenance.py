@@ -25,7 +25,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     flat = tensor.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)
     plain = flat.view(torch.uint8)
     digest = xxhash.xxh3_128(repr((tuple(tensor.shape), tensor.stride())).encode())
-    digest.update(plain.numpy().tobytes())
+    digest.update(plain.numpy().data)
     name = str(tensor.dtype).removeprefix("torch.")
     return f"{name}{list(tensor.shape)}:{digest.hexdigest()}"
 

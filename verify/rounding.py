@@ -32,11 +32,11 @@ def running_sum_noise(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> t
         return _over_dims(name, wide, kwargs, out)
     if name in ("mm", "bmm", "dot", "mv"):
         left, right = wide[0], wide[1]
-        return _spread(left.shape[-1], _product(name, left * left, right * right), out)
+        return spread(left.shape[-1], _product(name, left * left, right * right), out)
     if name in ("addmm", "baddbmm"):
         left, right = wide[1], wide[2]
         squares = _product("mm" if name == "addmm" else "bmm", left * left, right * right)
-        return _spread(left.shape[-1] + 1, squares + wide[0] ** 2, out)
+        return spread(left.shape[-1] + 1, squares + wide[0] ** 2, out)
     if name == "cumsum":
         dim = int(wide[1])
         squares = torch.cumsum(wide[0] ** 2, dim)
@@ -48,11 +48,27 @@ def running_sum_noise(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> t
         return _scattered(func, args, kwargs, out)
     if name == "convolution":
         terms = wide[1][0].numel()
-        return _spread(terms, func(wide[0] ** 2, wide[1] ** 2, None, *args[3:]), out)
+        return spread(terms, func(wide[0] ** 2, wide[1] ** 2, None, *args[3:]), out)
     return None
 
 
-def _spread(terms: int, squares: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+def squares_of(func: Any, args: Any, kwargs: Any) -> tuple[int, torch.Tensor] | None:
+    """How many terms each element of a sum has and the sum of their squares (FP64); None for other ops.
+
+    What `spread` needs of a part of a sum whose other parts are made elsewhere.
+    """
+    name = str(func.name()).split("::")[1].split(".")[0]
+    if name not in ("sum", "nansum", "mm", "bmm", "dot", "mv"):
+        return None
+    wide = [a.to(torch.float64) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+    if name in ("sum", "nansum"):
+        total = func(wide[0].square(), *wide[1:], **{k: v for k, v in kwargs.items() if k != "dtype"})
+        return max(1, wide[0].numel() // max(1, total.numel())), total
+    return wide[0].shape[-1], _product(name, wide[0].square(), wide[1].square())
+
+
+def spread(terms: int, squares: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Standard deviation over unit roundoff of sums of `terms` terms, from their squares' sum and theirs."""
     usual = torch.sqrt(terms * (squares / 6 + total**2 / 3) / 3)
     # Equal terms round the same way again and again: errors add up like T, not like its root.
     equal = total**2 >= terms * squares * (1 - 1e-8)
@@ -74,8 +90,8 @@ def _over_dims(name: str, args: list[Any], kwargs: Any, out: torch.Tensor) -> to
         total = squares.sum(dims, keepdim=keep)
     terms = max(1, values.numel() // max(1, out.numel()))
     if name == "mean":
-        return _spread(terms, total, out * terms) / terms
-    return _spread(terms, total, out)
+        return spread(terms, total, out * terms) / terms
+    return spread(terms, total, out)
 
 
 def _scattered(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> torch.Tensor | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 
@@ -42,6 +44,37 @@ def nonfinite_mismatch(
     Returns:
         The first mismatch in words (None: equal), and the mask of wrong elements.
     """
+    found, wrong = first_mismatch(
+        target, expected, reference, forgive_dropped_nan=forgive_dropped_nan, demand_inf=demand_inf
+    )
+    return (None if found is None else found.told(wrong.numel())), wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """How many elements are not of golden's kind, and the first of them."""
+
+    count: int
+    got: str
+    want: str
+    where: tuple[int, ...]
+
+    def told(self, total: int) -> str:
+        """In words; total: elements in all."""
+        return (
+            f"{self.count} of {total} elements: {self.got} where golden is {self.want}, first at {self.where}"
+        )
+
+
+def first_mismatch(
+    target: torch.Tensor,
+    expected: torch.Tensor,
+    reference: torch.Tensor,
+    *,
+    forgive_dropped_nan: bool,
+    demand_inf: bool = False,
+) -> tuple[Mismatch | None, torch.Tensor]:
+    """As `nonfinite_mismatch`, in parts."""
     want, got, eager = _kinds(expected), _kinds(target), _kinds(reference)
     wrong = (want != got) & (eager == want)
     if forgive_dropped_nan:
@@ -50,11 +83,10 @@ def nonfinite_mismatch(
         return None, wrong
     where = tuple(int(i) for i in wrong.nonzero()[0].tolist())
     names = ("finite", "NaN", "+Inf", "-Inf")
-    count = int(wrong.sum())
-    return (
-        f"{count} of {wrong.numel()} elements: {names[int(got[where])]} where golden is "
-        f"{names[int(want[where])]}, first at {where}"
-    ), wrong
+    found = Mismatch(
+        count=int(wrong.sum()), got=names[int(got[where])], want=names[int(want[where])], where=where
+    )
+    return found, wrong
 
 
 def _kinds(values: torch.Tensor) -> torch.Tensor:

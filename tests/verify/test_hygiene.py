@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bridge.verify import KernelSpec
+from bridge.verify.execute import Result, run_target
 from bridge.verify.judge import judge
 from bridge.verify.options import Options
 from bridge.verify.plan import plan_cases
@@ -100,3 +101,27 @@ def test_run_to_run_differences_are_told_and_judged_one_by_one() -> None:
         assert found.outcome == outcome
         assert any("nondeterministic: y" in note for note in found.cases[0].notes)
     assert "run to run" not in found.summary and len(found.summary) <= 160
+
+
+@pytest.mark.parametrize("step", [0.0, 1.0])
+def test_gradients_in_memory_of_the_kernels_own_are_read_before_they_are_written_again(
+    monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    """A second backward that writes where the first one did, as large results are not copied."""
+    monkeypatch.setattr("bridge.verify.bits._PIECE", 8)
+    buffer, count = torch.empty(4, 16), [0]
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            count[0] += 1
+            return buffer.copy_(2 * grad + step * count[0])
+
+    spec = _spec(Own.apply, ("x",))
+    result = run_target(spec, plan_cases(spec, options=PLAIN)[0], twice=True)
+    assert isinstance(result, Result)
+    assert list(result.faults) == (["grad_x"] if step else [])

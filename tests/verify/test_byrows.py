@@ -1,0 +1,245 @@
+"""Large cases in blocks of rows: the verdicts of the whole, and the whole where rows depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bridge.verify import KernelSpec
+from bridge.verify.case import Case
+from bridge.verify.judge import JudgedCase, constants_of, judge_case
+from bridge.verify.options import Options
+from bridge.verify.plan import plan_cases
+from bridge.verify.sweeps import SWEEPS, changed
+from tests.verify.corpus import norms
+from tests.verify.corpus.pairs import full, normal
+
+WHOLE = Options(sweeps=False, power=False, repeats=1)
+BY_ROWS = replace(WHOLE, large_bytes=1)
+MADE = "golden and noise were made in "
+#: Numbers that golden, reference and target alone decide.
+GATE = ("reference_error", "target_error", "rounding_floor", "threshold", "reference_relative_error")
+
+
+def _rms(target: Any = None, shape: tuple[int, ...] = (96, 80)) -> KernelSpec:
+    spec = norms.rms("norm")(False)
+    return replace(spec, shapes=(shape,), target=target or spec.target)
+
+
+def _spec(reference: Any, target: Any = None, **changes: Any) -> KernelSpec:
+    fields: dict[str, Any] = {
+        "name": "made",
+        "reference": reference,
+        "target": target or reference,
+        "sample": normal(full),
+        "inputs": ("x",),
+        "grads": ("x",),
+        "outputs": ("y",),
+        "kind": "reduction",
+        "shapes": ((96, 80),),
+        "dtypes": ("float16", "float32"),
+    }
+    return KernelSpec(**(fields | changes))
+
+
+def _gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return (torch.nn.functional.silu(gate.float()) * up.float()).to(gate.dtype)
+
+
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x.float(), -1).to(x.dtype)
+
+
+def _loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits.float(), labels, reduction="none")
+
+
+def _labelled(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: str) -> Any:
+    return (
+        torch.randn(shape, generator=generator, device=device).to(dtype),
+        torch.randint(shape[1], shape[:1], generator=generator, device=device),
+    )
+
+
+GATED = _spec(
+    _gated, sample=normal(full, full), inputs=("gate", "up"), grads=("gate", "up"), kind="elementwise"
+)
+LOSS = _spec(_loss, sample=_labelled, inputs=("logits", "labels"), grads=("logits",))
+
+
+def _case(spec: KernelSpec, dtype: str) -> Case:
+    return plan_cases(replace(spec, dtypes=(dtype,)), options=WHOLE)[0]
+
+
+def _judged(spec: KernelSpec, case: Case, options: Options) -> JudgedCase:
+    judged = judge_case(spec, case, constants=constants_of(spec), options=options)
+    assert judged is not None
+    return judged
+
+
+def _both(spec: KernelSpec, case: Case) -> JudgedCase:
+    """The case judged by rows; its verdicts, gates and companions are those of the whole."""
+    whole, rows = _judged(spec, case, WHOLE), _judged(spec, case, BY_ROWS)
+    assert any(note.startswith(MADE) for note in rows.record.notes), rows.record.notes
+    assert rows.record.verdict == whole.record.verdict
+    for one, other in zip(rows.tensors, whole.tensors, strict=True):
+        assert (one.tensor, one.verdict, one.structure) == (other.tensor, other.verdict, other.structure)
+        assert one.gate_valid == other.gate_valid
+        assert list(one.companions) == list(other.companions)
+        for name in GATE:
+            # Sums over rows are added up in another order, to some 1e-16 of golden.
+            scale = 1e-9 if one.shape != tuple(case.inputs[0].shape) else 1e-12
+            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=scale), (one.tensor, name)
+        assert one.histogram == other.histogram
+        assert one.error_map == other.error_map or one.shape != tuple(case.inputs[0].shape)
+        for name, check in one.companions.items():
+            assert check.passed == other.companions[name].passed, (one.tensor, name)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype"),
+    [
+        (_rms(), "float16"),
+        (_rms(), "float32"),
+        (GATED, "float16"),
+        (_spec(_softmax), "float16"),
+        (LOSS, "float32"),
+    ],
+    ids=["norm-float16", "norm-float32", "gated", "softmax", "loss"],
+)
+def test_a_right_kernel_passes_with_the_numbers_of_the_whole(spec: KernelSpec, dtype: str) -> None:
+    assert _both(spec, _case(spec, dtype)).record.verdict == "PASS"
+
+
+@pytest.mark.parametrize("shape", [(2, 96, 40), (96, 2, 40), (80, 80)])
+def test_rows_may_lie_along_any_leading_axis_and_a_weight_be_as_long(shape: tuple[int, ...]) -> None:
+    spec = _rms(shape=shape)
+    assert _both(spec, _case(spec, "float16")).record.verdict == "PASS"
+
+
+def _wrong(spec: KernelSpec, change: Callable[[torch.Tensor], None]) -> KernelSpec:
+    def target(*inputs: torch.Tensor, **attrs: Any) -> torch.Tensor:
+        y: torch.Tensor = spec.target(*inputs, **attrs)
+        other = y.detach().clone()
+        change(other)
+        return y + (other - y.detach())
+
+    return replace(spec, target=target)
+
+
+@pytest.mark.parametrize("rows", [slice(24, 26), slice(93, 96)])
+def test_wrong_rows_at_the_edge_of_a_block_fail(rows: slice) -> None:
+    def change(y: torch.Tensor) -> None:
+        y[rows] *= 1.5
+
+    spec = _wrong(_rms(), change)
+    judged = _both(spec, _case(spec, "float32"))
+    assert {t.tensor for t in judged.tensors if t.verdict == "FAIL"} == {"y"}
+    wrong = range(*rows.indices(96))
+    assert {element.index[0] for element in judged.tensors[0].worst} <= set(wrong)
+    assert f"{len(wrong)} of 96 rows over" in judged.tensors[0].companions["row gate"].detail
+
+
+def test_rows_missing_from_the_gradient_of_a_weight_fail() -> None:
+    spec = _rms(norms.rms_kernel(weight_sum="floor", rows=64))
+    judged = _both(spec, _case(spec, "float32"))
+    assert {t.tensor for t in judged.tensors if t.verdict == "FAIL"} == {"grad_weight"}
+
+
+def test_the_noise_of_a_sum_over_rows_is_that_of_the_whole_sum() -> None:
+    spec = _rms(shape=(2048, 8))
+    case = _case(spec, "float32")
+    shares = []
+    for options in (WHOLE, BY_ROWS):
+        found = {t.tensor: t for t in _judged(spec, case, options).tensors}["grad_weight"]
+        value = found.companions["noise budget"].value
+        assert value is not None
+        shares.append(value)
+    assert shares[1] == pytest.approx(shares[0], rel=1.0)
+
+
+@pytest.mark.parametrize("name", ["NaN in one row", "all zero"])
+def test_odd_rows(name: str) -> None:
+    spec = _rms()
+    case = _case(spec, "float16")
+    if name == "all zero":
+        case.inputs[0][10:13] = 0.0
+    else:
+        sweep = next(s for s in SWEEPS if "NaN" in s.name and s.on != "grad_output")
+        case = replace(
+            case, inputs=(changed(case.inputs[0], sweep, torch.Generator().manual_seed(0)), case.inputs[1])
+        )
+        assert bool(torch.isnan(case.inputs[0]).any())
+    assert _both(spec, case).record.verdict == "PASS"
+
+
+def test_layouts() -> None:
+    spec = _rms()
+    case = _case(spec, "float16")
+    upstream = case.grad_outputs[0]
+    turned = replace(case, inputs=(case.inputs[0].t().contiguous().t(), case.inputs[1]))
+    assert _both(spec, turned).record.verdict == "PASS"
+    repeated = replace(case, grad_outputs=(upstream[:1].expand_as(upstream),))
+    assert _both(spec, repeated).record.verdict == "PASS"
+
+
+def _whole(spec: KernelSpec, dtype: str, why: str) -> None:
+    case = _case(spec, dtype)
+    judged = _judged(spec, case, BY_ROWS)
+    assert any(note.startswith("golden was made whole") and why in note for note in judged.record.notes)
+    plain = _judged(spec, case, WHOLE)
+    assert judged.tensors == plain.tensors
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        lambda x: torch.softmax(x.float(), 0).to(x.dtype),
+        lambda x: x.float().cumsum(0).to(x.dtype),
+        lambda x: (x.float() * torch.arange(x.shape[0])[:, None]).to(x.dtype),
+        lambda x: (x.float() + x.float().roll(1, 0)).to(x.dtype),
+        lambda x: (x.float() - x.float().mean()).to(x.dtype),
+        lambda x: x.float().reshape(-1, 2, x.shape[1]).flip(1).reshape(x.shape).to(x.dtype),
+        lambda x: x.float().flip(0).to(x.dtype),
+    ],
+    ids=["softmax over rows", "running sum", "position", "neighbours", "mean of all", "pairs", "turned"],
+)
+def test_rows_that_depend_on_each_other_are_judged_as_a_whole(reference: Any) -> None:
+    _whole(_spec(reference), "float32", "its rows depend on each other")
+
+
+def test_an_average_over_rows_is_judged_as_a_whole() -> None:
+    spec = replace(LOSS, reference=lambda x, y: _loss(x, y).mean(), target=lambda x, y: _loss(x, y).mean())
+    _whole(spec, "float32", "its rows depend on each other")
+
+
+def test_a_gate_that_is_not_valid_is_analysed_on_the_whole() -> None:
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1e4) - 1e4
+
+    spec = _spec(reference, kind="elementwise", dtypes=("float32",), sample=normal(full, scale=1e-3))
+    _whole(spec, "float32", "the gate of y is not valid")
+
+
+def test_a_row_that_reads_another_noise_is_judged_as_a_whole() -> None:
+    """A large weight is no part of a block."""
+    spec = _spec(
+        lambda x, w: x.float() @ w.float(),
+        sample=normal(full, lambda shape: (shape[1], shape[1])),
+        inputs=("x", "w"),
+        grads=("x", "w"),
+        kind="matmul",
+        shapes=((96, 24),),
+    )
+    _whole(spec, "float32", "what belongs to all rows is too large")
+
+
+def test_small_cases_are_left_as_they_are() -> None:
+    spec = _rms()
+    judged = _judged(spec, _case(spec, "float32"), Options(sweeps=False, power=False))
+    assert judged.record.notes == () and judged.evidence is not None
