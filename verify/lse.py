@@ -24,6 +24,7 @@ class Draws(Protocol):
     """What a mode has that puts noise on ops: uniform numbers, and a place to remember rows."""
 
     lse: dict[int, torch.Tensor]
+    _computed: set[int]
 
     def _uniform(self, like: torch.Tensor) -> torch.Tensor: ...
 
@@ -58,13 +59,20 @@ def _forward(
 
 def _moved(draws: Draws, size: torch.Tensor) -> torch.Tensor:
     """Rounding error of a logsumexp of absolute value `size`: one a row, FP64."""
-    return size * (2.0 * unit_roundoff(torch.float32)) * (2.0 * draws._uniform(size) - 1.0)
+    return _told(draws, size * (2.0 * unit_roundoff(torch.float32)) * (2.0 * draws._uniform(size) - 1.0))
+
+
+def _told(draws: Draws, made: torch.Tensor) -> torch.Tensor:
+    """`made`, known as computed: what memory it lies in must not decide whether the mode moves it."""
+    draws._computed.add(made.untyped_storage().data_ptr())
+    return made
 
 
 def _softmax_backward(
     mode: TorchDispatchMode, draws: Draws, grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    apart = 1.0 + 2.0 * _ROUNDINGS * unit_roundoff(torch.float32) * (2.0 * draws._uniform(grad) - 1.0)
+    moved = 1.0 + 2.0 * _ROUNDINGS * unit_roundoff(torch.float32) * (2.0 * draws._uniform(grad) - 1.0)
+    apart = _told(draws, moved)
     off = _off(draws, y, grad)
     with mode:
         wide = grad.to(torch.float32) if is_low(grad.dtype) else grad

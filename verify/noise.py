@@ -56,6 +56,12 @@ _WIDE = frozenset(
 _WIDE_UNITS = 4.0
 
 
+#: Called inside composed ops; of torch's own kind of view, but a copy where there is something to do.
+_MAY_COPY = frozenset(
+    {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other, aten.reshape.default}
+)
+
+
 def base_name(func: Any) -> str:
     """ "add" for aten::add.Tensor and aten::add_.Tensor."""
     name = str(func.name()).split("::")[1].split(".")[0]
@@ -97,17 +103,29 @@ class Noisy(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = tree_map(self._jittered, args)
         out = func(*args, **kwargs)
         if func.is_view:
+            if func in _MAY_COPY:
+                self._copied(out, args)
             return out
-        computed = not exact or any(
-            isinstance(a, torch.Tensor) and a.untyped_storage().data_ptr() in self._computed
-            for a in tree_leaves(args)
-        )
+        computed = not exact or self._any_computed(args)
         out = tree_map(lambda o: self._noisy(func, args, kwargs, o), out)
         for item in tree_leaves(out):
             if isinstance(item, torch.Tensor):
                 address = item.untyped_storage().data_ptr()
                 (self._computed.add if computed else self._computed.discard)(address)
         return out
+
+    def _any_computed(self, args: Any) -> bool:
+        return any(
+            isinstance(a, torch.Tensor) and a.untyped_storage().data_ptr() in self._computed
+            for a in tree_leaves(args)
+        )
+
+    def _copied(self, out: Any, args: Any) -> None:
+        """Note where a result lies that may be a view and is none: `to` inside a composed op copies."""
+        address = out.untyped_storage().data_ptr() if isinstance(out, torch.Tensor) else 0
+        read = [a.untyped_storage().data_ptr() for a in tree_leaves(args) if isinstance(a, torch.Tensor)]
+        if address and address not in read:
+            (self._computed.add if self._any_computed(args) else self._computed.discard)(address)
 
     def _jittered(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.dtype != torch.float32 or value.ndim == 0:

@@ -165,6 +165,11 @@ class RowNoisy(Noisy):  # type: ignore[no-untyped-call]
         self._now = self._law is None or self._reads_rows(args)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
+    def _copied(self, out: Any, args: Any) -> None:
+        super()._copied(out, args)
+        if isinstance(out, torch.Tensor):
+            self._of_rows[_address(out)] = self._reads_rows(args)
+
     def _reads_rows(self, args: Any) -> bool:
         read = (a for a in tree_leaves(args) if isinstance(a, torch.Tensor))
         return any(self._of_rows.get(_address(a), False) for a in read)

@@ -11,6 +11,8 @@ import torch
 
 from bridge.verify import KernelSpec
 from bridge.verify.case import Case
+from bridge.verify.envelope import measure_noise
+from bridge.verify.golden import run_golden
 from bridge.verify.judge import JudgedCase, constants_of, judge_case
 from bridge.verify.options import Options
 from bridge.verify.plan import plan_cases
@@ -243,3 +245,16 @@ def test_small_cases_are_left_as_they_are() -> None:
     spec = _rms()
     judged = _judged(spec, _case(spec, "float32"), Options(sweeps=False, power=False))
     assert judged.record.notes == () and judged.evidence is not None
+
+
+@pytest.mark.parametrize("spec", [_spec(_softmax), LOSS], ids=["softmax", "loss"])
+def test_noise_does_not_depend_on_where_tensors_lie_in_memory(spec: KernelSpec) -> None:
+    case = _case(spec, "float32")
+    golden = run_golden(spec, case)
+    held: list[torch.Tensor] = []
+    found = []
+    for count in (0, 1, 5):
+        held += [torch.empty(96, 80) for _ in range(count)]
+        found.append({name: e.rms for name, e in measure_noise(spec, case, golden, seed=0).items()})
+    for other in found[1:]:
+        assert all(torch.equal(rms, other[name]) for name, rms in found[0].items())

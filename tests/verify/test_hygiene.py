@@ -124,4 +124,4 @@ def test_gradients_in_memory_of_the_kernels_own_are_read_before_they_are_written
     spec = _spec(Own.apply, ("x",))
     result = run_target(spec, plan_cases(spec, options=PLAIN)[0], twice=True)
     assert isinstance(result, Result)
-    assert list(result.faults) == (["grad_x"] if step else [])
+    assert list(result.doubted) == (["grad_x"] if step else [])
