@@ -8,7 +8,7 @@ envelope of a large case are made a block of rows at a time.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -57,6 +57,21 @@ class Rows:
             grad_outputs=tuple(
                 cut(t, a, start, stop) for t, a in zip(case.grad_outputs, self.upstream, strict=False)
             ),
+            recorded=None,
+        )
+
+    def pick(self, case: Case, rows: Sequence[int]) -> Case:
+        """The case of these rows."""
+
+        def picked(tensor: torch.Tensor, axis: Axis) -> torch.Tensor:
+            if axis is None:
+                return tensor
+            return tensor.index_select(axis, torch.tensor(rows, device=tensor.device))
+
+        return replace(
+            case,
+            inputs=tuple(picked(t, a) for t, a in zip(case.inputs, self.inputs, strict=True)),
+            grad_outputs=tuple(picked(t, a) for t, a in zip(case.grad_outputs, self.upstream, strict=False)),
             recorded=None,
         )
 

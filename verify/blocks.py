@@ -33,6 +33,8 @@ _SHOWING, _PLACES = 256, 8
 _SHARED = 1 << 32
 
 Span = tuple[int, int]
+#: Spread of the noise of single rows, by result and row.
+Surer = dict[str, dict[int, torch.Tensor]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,18 +159,35 @@ class _Draws:
         for one, other in zip(known, parts, strict=True):
             one.add(other)
 
-    def whole(self, golden: dict[str, torch.Tensor]) -> dict[str, Envelope]:
-        """Noise of what has no rows, when all blocks are through."""
+    def whole(self, golden: dict[str, torch.Tensor], count: int | None = None) -> dict[str, Envelope]:
+        """Noise of what has no rows, when all blocks are through; count: how often the last sum is drawn."""
         found = {}
+        few = len(self._generators)
         for name, want in golden.items():
             draws = [
-                drawn[name] + sum(part.noise(generator) for part in self._sums[name])
-                for generator, drawn in zip(self._generators, self._drawn, strict=True)
-                if name in drawn
+                self._drawn[place % few][name]
+                + sum(part.noise(self._generators[place % few]) for part in self._sums[name])
+                for place in range(count or few)
+                if name in self._drawn[place % few]
             ]
             if draws:
                 found[name] = Envelope.of(draws, want, self._plan.dtypes[name])
         return found
+
+
+def surer_rows(plan: Plan, rows: Sequence[int]) -> Surer:
+    """The spread of the noise in these rows, from many draws: of millions of elements some few are lucky."""
+    draws = _Draws(plan, plan.case.inputs[0].device, plan.seed + 1, DRAWS_SURE)
+    found: Surer = {}
+    for start in range(0, len(rows), plan.height):
+        some = rows[start : start + plan.height]
+        case = plan.rows.pick(plan.case, some)
+        golden = {n: t for n, t in run_golden(plan.spec, case).named().items() if t is not None}
+        for name, envelope in draws.block(case, golden, len(some)).items():
+            axis = plan.rows.results[name]
+            assert axis is not None
+            found.setdefault(name, {}).update(zip(some, envelope.rms.unbind(axis), strict=True))
+    return found
 
 
 class Pass:
@@ -178,7 +197,7 @@ class Pass:
         spans: which rows.
         check: run golden's sums in two orders.
         ties: find the elements where golden jumps.
-        sure: draw noise many more times, and take its spread where that is larger.
+        sure: the spread of many more draws in some rows, taken where it is larger; as `surer_rows` gives it.
     """
 
     def __init__(
@@ -188,13 +207,13 @@ class Pass:
         *,
         check: bool = True,
         ties: bool = False,
-        sure: bool = False,
+        sure: Surer | None = None,
     ) -> None:
         self._plan, self._spans = plan, spans
         self._check, self._ties = check, ties
         device = plan.case.inputs[0].device
         self._few = _Draws(plan, device, plan.seed, draws_of(plan.case))
-        self._more = _Draws(plan, device, plan.seed + 1, DRAWS_SURE) if sure else None
+        self._sure = sure
         self._sizes = [size_of(t) for t in plan.case.inputs] if ties else []
         axes = plan.rows.results
         self._whole = [name for name in plan.dtypes if axes[name] is None]
@@ -219,8 +238,7 @@ class Pass:
             )
             self._add_golden(named, checked.again)
             block.noise = self._few.block(case, named, stop - start)
-            if self._more is not None:
-                block.noise = wider(block.noise, self._more.block(case, named, stop - start))
+            self._widen(block)
             if self._ties:
                 self._add_ties(block, named)
             yield block
@@ -260,6 +278,14 @@ class Pass:
         self._lost[name] += (one - (total - seen)) + (part - seen)
         self._again[name] = total
 
+    def _widen(self, block: Block) -> None:
+        for name, rows in (self._sure or {}).items():
+            axis = self._plan.rows.results[name]
+            for row, spread in rows.items():
+                if axis is not None and block.start <= row < block.stop and name in block.noise:
+                    mine = block.noise[name].rms.select(axis, row - block.start)
+                    mine.copy_(torch.maximum(mine, spread))
+
     def _add_ties(self, block: Block, named: dict[str, torch.Tensor]) -> None:
         plan = self._plan
         for number, move in enumerate(MOVES):
@@ -281,7 +307,7 @@ class Pass:
     def noise(self) -> dict[str, Envelope]:
         """Of what has no rows."""
         found = self._few.whole(self.golden)
-        return found if self._more is None else wider(found, self._more.whole(self.golden))
+        return found if self._sure is None else wider(found, self._few.whole(self.golden, DRAWS_SURE))
 
     def ties(self) -> dict[str, torch.Tensor]:
         """Of what has no rows: where golden jumps."""

@@ -9,7 +9,7 @@ import torch
 
 from bridge.verify.apart import Axis, NotApartError
 from bridge.verify.bits import all_finite
-from bridge.verify.blocks import Block, Pass, Plan, plan_blocks
+from bridge.verify.blocks import Block, Pass, Plan, Surer, plan_blocks, surer_rows
 from bridge.verify.case import Case
 from bridge.verify.companions import Compared
 from bridge.verify.compare import Trio, differing, discrete_verdict, judge_tensor, settle_finite
@@ -150,7 +150,9 @@ class ByRows:
         self._elementwise = plan.spec.kind == "elementwise"
         self._odd = not all(all_finite(t) for t in plan.case.inputs)
         self._doubts: tuple[str, ...] | None = None
-        self._sure = False  #: noise is drawn often enough to leave nothing to luck
+        self._sure: Surer | None = None  #: what many draws of the noise gave where few may have been lucky
+        self._over: set[int] = set()  #: rows with an element over its noise budget, where that may be luck
+        self._plain: set[str] = set()  #: tensors of which too many elements are over it for that
         largest = max(t.numel() for t in plan.case.inputs)
         for name, axis in plan.rows.results.items():
             like = self._eager.get(name)
@@ -181,8 +183,8 @@ class ByRows:
         tensors = self.tensors(target)
         if any(t.verdict == "FAIL" and t.tensor not in target.faults for t in tensors):
             tensors = self.tensors(target, ties=True)
-            if any(near_its_budget(t) for t in tensors):
-                self._sure = True
+            if any(near_its_budget(t) and t.tensor not in self._plain for t in tensors):
+                self._sure = surer_rows(self._plan, sorted(self._over))
                 tensors = self.tensors(target, ties=True)
         lacking = [t.tensor for t in tensors if not t.gate_valid and t.structure is None and t.companions]
         if lacking:
@@ -210,6 +212,9 @@ class ByRows:
                 parts.add(name, block)
         if self._doubts is None:
             self._doubts = way.doubts()
+        streams = [item.stream for item in judged if item.stream is not None]
+        self._over = {row for stream in streams if stream.lucky for row in stream.over}
+        self._plain = {i.name for i in judged if i.stream is not None and not i.stream.lucky}
         noise, jumpy = way.noise(), way.ties() if ties else {}
         golden = dict(way.golden)
         for name, parts in gathered.items():

@@ -31,6 +31,8 @@ from bridge.verify.verdict import Companion, Constants, Histogram, TensorVerdict
 
 #: What `largest_errors` gives.
 Errors = tuple[float, float, float, float]
+#: Share of the elements whose three draws may all be so small that a correct result is over six of them.
+_LUCKY = 0.01
 #: Elements that are shown of a tensor.
 _WORST = 8
 
@@ -96,6 +98,7 @@ class Stream:
         self._map = self._table(-(-rows // row_step), -(-cols // col_step)) - 1.0
         self._histogram: Histogram | None = None
         self._worst: list[tuple[float, WorstElement]] = []
+        self.over: set[int] = set()  #: rows, along the axis of the blocks, with an element over its budget
         self._statistics = Statistics(asked.dtype, rows=rows, cols=cols, ndim=len(asked.shape))
 
     def _table(self, *shape: int) -> torch.Tensor:
@@ -148,7 +151,13 @@ class Stream:
         ratio = (data.target - data.golden).abs_().div_(budget).masked_fill_(~data.keep, 0.0)
         at = int(ratio.argmax())
         index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), ratio.shape))
-        self._budget.see(float(ratio.reshape(-1)[at]), self._placed(index, start), int((ratio > 1).sum()))
+        over = ratio > 1
+        count = int(over.sum())
+        self._budget.see(float(ratio.reshape(-1)[at]), self._placed(index, start), count)
+        if count:
+            other = [axis for axis in range(over.ndim) if axis != self._asked.axis]
+            rows = over.any(dim=other) if other else over
+            self.over.update(start + row for row in rows.nonzero().flatten().tolist())
 
     def _see_rows(self, sizes: torch.Tensor, place: _Place) -> None:
         ratio = line_ratio(sizes, self._asked.constants)
@@ -161,6 +170,11 @@ class Stream:
             for key, element in ranked_elements(data, count=_WORST)
         ]
         self._worst = sorted([*self._worst, *ranked], key=lambda pair: -pair[0])[:_WORST]
+
+    @property
+    def lucky(self) -> bool:
+        """Whether so few elements are over their budget that luck in their noise draws may be why."""
+        return self._budget.over <= _LUCKY * math.prod(self._asked.shape)
 
     def verdict(self) -> TensorVerdict:
         """What all blocks come to."""

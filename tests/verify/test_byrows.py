@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from bridge.verify import KernelSpec
+from bridge.verify.blocks import Pass, plan_blocks, surer_rows
 from bridge.verify.case import Case
 from bridge.verify.envelope import measure_noise
+from bridge.verify.execute import Result, run
 from bridge.verify.golden import run_golden
 from bridge.verify.judge import JudgedCase, constants_of, judge_case
 from bridge.verify.options import Options
@@ -258,3 +260,23 @@ def test_noise_does_not_depend_on_where_tensors_lie_in_memory(spec: KernelSpec) 
         found.append({name: e.rms for name, e in measure_noise(spec, case, golden, seed=0).items()})
     for other in found[1:]:
         assert all(torch.equal(rms, other[name]) for name, rms in found[0].items())
+
+
+def test_few_unlucky_elements_are_drawn_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One draw is as good as none: what is over its budget then is not when many are drawn."""
+    monkeypatch.setattr("bridge.verify.blocks.draws_of", lambda case: 1)
+    spec = replace(GATED, target=lambda gate, up: _gated(gate, up) * (1 + 4 * torch.finfo(torch.float32).eps))
+    case = _case(spec, "float32")
+    plan = plan_blocks(spec, case, _run(spec, case), seed=0)
+    found = surer_rows(plan, [3, 40, 95])
+    assert set(found) == {"y", "grad_gate", "grad_up"} and set(found["y"]) == {3, 40, 95}
+    few = {b.start: b.noise["y"].rms.clone() for b in Pass(plan, [(40, 41)], check=False)}
+    more = {b.start: b.noise["y"].rms for b in Pass(plan, [(40, 41)], check=False, sure=found)}
+    assert torch.equal(more[40][0], torch.maximum(few[40][0], found["y"][40]))
+    assert float(more[40].mean()) > float(few[40].mean())
+
+
+def _run(spec: KernelSpec, case: Case) -> Result:
+    result = run(spec.reference, spec, case)
+    assert isinstance(result, Result)
+    return result
