@@ -105,6 +105,9 @@ def test_tensors_on_another_device_than_the_current_one() -> None:
 
 @pytest.mark.parametrize("shape", [(8, 4096), (8, 4097), (2, 3, 256)])
 def test_compile_fullgraph(gate: SimpleNamespace, shape: tuple[int, ...]) -> None:
+    # A second shape would be compiled for any: without the divisibility of strides, which Triton compiles in,
+    # sums come in another order, and a gradient may differ in its last bit.
+    torch._dynamo.reset()
     inputs = _drawn(shape, torch.bfloat16, 15, 1.0)
     grad = torch.randn(shape, device="cuda").to(torch.bfloat16)
 
