@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-# A shell's background job starts with Ctrl-C ignored, and every child would inherit that: tests that
-# interrupt a command would wait for ever.
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    and threading.current_thread() is threading.main_thread()
-):
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell's background job starts with Ctrl-C ignored, one under nohup with SIGHUP, and every child would
+# inherit that: tests that interrupt a command would wait for ever.
+if threading.current_thread() is threading.main_thread():
+    for _number, _handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(_number) is signal.SIG_IGN:
+            signal.signal(_number, _handler)
 
 # Triton reads this once, on import, so it is decided before any test module is.
 if not Path("/dev/nvidiactl").exists():
