@@ -282,7 +282,8 @@ def _gate(wrong: bool) -> KernelSpec:
         x, total = saved
         inner = g / total
         if not wrong:
-            inner = inner - (g * torch.exp(x) / total.square()).sum(-1, keepdim=True)
+            # The square of the total would overflow.
+            inner = inner - (g * (torch.exp(x) / total)).sum(-1, keepdim=True) / total
         return inner * torch.exp(x)
 
     def forward(x: torch.Tensor) -> Any:
