@@ -28,6 +28,8 @@ T = TypeVar("T")
 #: torch allows 64 dimensions at most; a longer shape is damage, and rendering it would be costly.
 _MAX_DIMS = 64
 _MOST = 1 << 60
+#: What decoding a line of another form raises.
+_UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 class ContentLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -73,11 +75,7 @@ def read_rank(folder: Path, *, rank: int, listed: RankFiles | None, salvage: boo
     try:
         calls = read_lines(folder / "calls.jsonl", Call, found.problems, listed)
         contents = read_lines(folder / "contents.jsonl", ContentLine, found.problems, listed)
-        found.calls = _in_order(calls, folder / "calls.jsonl", rank)
-        joined = Contents(contents, folder)
-        joined.check(found.calls)
-        for call in found.calls:
-            joined.join(call)
+        found.calls = _joined(calls, contents, folder, rank)
     finally:
         if collecting:
             gc.enable()
@@ -95,11 +93,7 @@ def _salvaged(folder: Path, rank: int, listed: RankFiles) -> RankCalls:
     found = RankCalls(rank=rank, folder=folder)
     calls = _intact(folder / "calls.jsonl", Call)
     contents = _intact(folder / "contents.jsonl", ContentLine)
-    found.calls = _in_order(calls, folder / "calls.jsonl", rank)
-    joined = Contents(contents, folder)
-    joined.check(found.calls)
-    for call in found.calls:
-        joined.join(call)
+    found.calls = _joined(calls, contents, folder, rank)
     if len(found.calls) != listed.calls:
         found.problems.append(
             f"calls.jsonl of rank {rank} is damaged: {len(found.calls)} of {listed.calls} calls can be read"
@@ -112,6 +106,16 @@ def _salvaged(folder: Path, rank: int, listed: RankFiles) -> RankCalls:
     return found
 
 
+def _joined(calls: list[Call], contents: list[ContentLine], folder: Path, rank: int) -> list[Call]:
+    """Calls in their order, with the digests and blobs of their tensors."""
+    ordered = _in_order(calls, folder / "calls.jsonl", rank)
+    joined = Contents(contents, folder)
+    joined.check(ordered)
+    for call in ordered:
+        joined.join(call)
+    return ordered
+
+
 def _intact(path: Path, kind: type[T]) -> list[T]:
     """The lines of a file up to the first that cannot be read; none of one that is not there."""
     if path.is_symlink() or not path.is_file():
@@ -121,7 +125,7 @@ def _intact(path: Path, kind: type[T]) -> list[T]:
     for line in path.read_bytes().splitlines():
         try:
             lines.append(decoder.decode(line))
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except _UNDECODABLE:
             break
     return lines
 
@@ -157,7 +161,7 @@ def read_lines(path: Path, kind: type[T], problems: list[str], listed: RankFiles
         problems.append(f"{path.name} ends within a line: the process was killed while writing it")
     try:
         return decoder.decode_lines(data[:end]) if end < len(data) else decoder.decode_lines(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except _UNDECODABLE:
         raise bad_line(data[:end], decoder, path) from None
 
 
@@ -179,7 +183,7 @@ def bad_line(data: bytes, decoder: msgspec.json.Decoder[Any], path: Path) -> Cor
     for number, line in enumerate(data.splitlines(), 1):
         try:
             decoder.decode(line)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        except _UNDECODABLE as error:
             return CorruptCaptureError(
                 f"{path} line {number} is not a record of this format: {brief(error)}; capture again"
             )

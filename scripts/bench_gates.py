@@ -22,7 +22,7 @@ from bridge.verify.golden import run_golden
 from bridge.verify.judge import constants_of, judge
 from bridge.verify.options import Options
 from bridge.verify.plan import plan_cases
-from tests.verify.corpus import benign, losses, norms, pointwise, slips
+from tests.verify.corpus import benign, losses, norms, pointwise, slips, state
 
 
 def flags(spec: KernelSpec) -> tuple[bool, bool, bool, bool]:
@@ -55,7 +55,7 @@ def flags(spec: KernelSpec) -> tuple[bool, bool, bool, bool]:
 def main() -> None:
     """Print one row per kernel and the totals."""
     torch.set_num_threads(1)
-    pairs = (*norms.PAIRS, *losses.PAIRS, *pointwise.PAIRS, *slips.PAIRS, *slips.SWEPT)
+    pairs = (*norms.PAIRS, *losses.PAIRS, *pointwise.PAIRS, *slips.PAIRS, *state.PAIRS, *slips.SWEPT)
     wrong = [(pair.name, flags(pair.make(True))) for pair in pairs]
     right = [(pair.name, flags(pair.make(False))) for pair in pairs] + [
         (m.__name__, flags(m())) for m in benign.BENIGN

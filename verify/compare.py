@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from bridge.verify.companions import NOISE_FACTOR, Compared, noise_budget, statistics
@@ -105,13 +107,51 @@ def judge_tensor(
     companions = _companions(wide, constants, tiles)
     if exact and bool((wide.reference == wide.golden).all()):
         companions["exact integers"] = _bit_for_bit(wide)
+    found = weigh_tensor(
+        name,
+        case,
+        gate,
+        companions,
+        dtype=reference.dtype,
+        shape=reference.shape,
+        structure=structure,
+        fault=fault,
+    )
+    if brief:
+        return found
+    return msgspec.structs.replace(
+        found,
+        histogram=histogram(*wide.compared(), wide.dtype),
+        error_map=error_map(wide, gate.threshold),
+        worst=worst_elements(wide),
+    )
+
+
+def weigh_tensor(
+    name: str,
+    case: str,
+    gate: Gate,
+    companions: dict[str, Companion],
+    *,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    structure: str | None,
+    fault: str | None,
+) -> TensorVerdict:
+    """What gate and companions come to, without the pictures.
+
+    Args:
+        dtype, shape: of the tensor, as the reference has them.
+        structure: the difference in structure, in words.
+        fault: a misdeed that no number excuses.
+    """
     verdict, reason, companions = decide(gate, companions, structure, fault)
     return TensorVerdict(
         tensor=name,
         case=case,
         verdict=verdict,
-        dtype=name_of(reference.dtype),
-        shape=tuple(reference.shape),
+        dtype=name_of(dtype),
+        shape=tuple(shape),
         reason=reason,
         reference_error=number(gate.reference_error),
         target_error=number(gate.target_error),
@@ -121,9 +161,6 @@ def judge_tensor(
         gate_valid=gate.valid,
         structure=structure,
         companions=companions,
-        histogram=None if brief else histogram(*wide.compared(), wide.dtype),
-        error_map=None if brief else error_map(wide, gate.threshold),
-        worst=() if brief else worst_elements(wide),
     )
 
 

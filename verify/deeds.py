@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -102,11 +102,11 @@ def _unsteady(spec: KernelSpec, failing: Sequence[Evidence]) -> tuple[str, str] 
 
 def remembers(spec: KernelSpec, failing: Sequence[Evidence]) -> tuple[str, str] | None:
     """A target that is right on the failing inputs once its file is loaded anew: it keeps state."""
-    fresh = _loaded_anew(spec)
-    if fresh is None:
-        return None
     for e in [e for e in failing if _small(e)][:_CASES]:
-        made = _run_again(fresh(), e)
+        fresh = _loaded_anew(spec)
+        if fresh is None:
+            return None
+        made = _run_again(fresh, e)
         if made is None:
             continue
         now = made.named()
@@ -126,8 +126,8 @@ def remembers(spec: KernelSpec, failing: Sequence[Evidence]) -> tuple[str, str] 
     return None
 
 
-def _loaded_anew(spec: KernelSpec) -> Callable[[], KernelSpec] | None:
-    """Loads the kernel's file again, with fresh module state; None for kernels that are no file."""
+def _loaded_anew(spec: KernelSpec) -> KernelSpec | None:
+    """The spec of the kernel's file loaded again, with fresh module state; None for one that is no file."""
     from bridge.errors import BridgeError
     from bridge.verify.registry import load_spec
 
@@ -135,10 +135,9 @@ def _loaded_anew(spec: KernelSpec) -> Callable[[], KernelSpec] | None:
     if not path.endswith(".py") or not Path(path).is_file():
         return None
     try:
-        load_spec(path, op=spec.name)
+        return load_spec(path, op=spec.name).spec
     except BridgeError:
         return None  # The target lives in a module beside the file with the spec.
-    return lambda: load_spec(path, op=spec.name).spec
 
 
 def _small(e: Evidence) -> bool:

@@ -20,7 +20,7 @@ _SCATTERS = ("embedding_dense_backward", "index_add", "index_put", "scatter_add"
 
 def of_discrete(op: Op) -> Iterator[Variant]:
     """Faults of one op that does not compute but pick."""
-    where = "in the backward, " if op.backward else ""
+    where = op.side
     if op.name == "round":
         yield from _of_rounding(op)
     if not op.out.is_floating_point() and op.out.dtype == torch.int64 and op.name in ("mul", "add", "cumsum"):
@@ -43,7 +43,7 @@ def _of_rounding(op: Op) -> Iterator[Variant]:
         ("rounding up", torch.ceil),
     ):
         yield Variant(
-            text=f"`round` of {_of(op)} to nearest even is done by {words}",
+            text=f"`round` of {op.origin} to nearest even is done by {words}",
             rank="store",
             changes={op.number: lambda f, a, k, out, change=change: change(a[0])},  # type: ignore[misc]
         )
@@ -53,14 +53,14 @@ def _of_narrow_integers(op: Op) -> Iterator[Variant]:
     if not op.out.numel() or int(op.out.abs().max()) < 1 << 31:
         return
     yield Variant(
-        text=f"`{op.name}` of {_of(op)} overflows 32-bit integers and wraps around (int64 is needed)",
+        text=f"`{op.name}` of {op.origin} overflows 32-bit integers and wraps around (int64 is needed)",
         rank="index",
         changes={op.number: lambda f, a, k, out: out.to(torch.int32).to(torch.int64)},
     )
 
 
 def _of_scatter(op: Op, where: str) -> Iterator[Variant]:
-    rows, places = _scattered(op)
+    rows, places = _scattered(op.name, op.args, op.out.shape)
     if (
         rows is None
         or places is None
@@ -70,41 +70,29 @@ def _of_scatter(op: Op, where: str) -> Iterator[Variant]:
         return
     for words, first in (("the last", False), ("the first", True)):
         yield Variant(
-            text=f"{where}rows of {_of(op)} that share an index overwrite each other instead of being added: "
-            f"{words} one is left",
+            text=f"{where}rows of {op.origin} that share an index overwrite each other instead of being "
+            f"added: {words} one is left",
             rank="index",
-            changes={op.number: _written(first)},
+            changes={op.number: _written(op.name, first)},
         )
 
 
-def _scattered(op: Op) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """What is scattered, as rows, and where each row goes: along the first axis of the result."""
-    args = op.args
-    if op.name == "embedding_dense_backward":
+def _scattered(
+    name: str, args: tuple[Any, ...], shape: torch.Size
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """What an op scatters, as rows, and where each row goes: along the first axis of its result's `shape`."""
+    if name == "embedding_dense_backward":
         return args[0].reshape(-1, args[0].shape[-1]), args[1].reshape(-1)
-    if op.name == "index_add" and int(args[1]) % max(1, op.out.ndim) == 0:
+    if name == "index_add" and int(args[1]) % max(1, len(shape)) == 0:
         return args[3], args[2].reshape(-1)
-    if op.name in ("index_put", "_unsafe_index_put") and len(args[1]) == 1 and args[1][0] is not None:
-        return args[2].reshape(args[1][0].numel(), *op.out.shape[1:]), args[1][0].reshape(-1)
+    if name in ("index_put", "_unsafe_index_put") and len(args[1]) == 1 and args[1][0] is not None:
+        return args[2].reshape(args[1][0].numel(), *shape[1:]), args[1][0].reshape(-1)
     return None, None
 
 
-def _written(first: bool) -> Change:
+def _written(name: str, first: bool) -> Change:
     def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
-        name = str(func.name()).split("::")[1].split(".")[0]
-        rows, places = _scattered(
-            Op(
-                number=0,
-                name=name,
-                func=func,
-                args=args,
-                out=out,
-                backward=False,
-                sources=frozenset(),
-                makers=(),
-                exact=False,
-            )
-        )
+        rows, places = _scattered(name, args, out.shape)
         assert rows is not None and places is not None
         table = torch.zeros_like(out) if name == "embedding_dense_backward" else args[0].clone()
         order = range(len(places) - 1, -1, -1) if first else range(len(places))
@@ -123,7 +111,7 @@ def _of_padding(op: Op) -> Iterator[Variant]:
     for axis in range(values.ndim - 1):
         if values.shape[axis] > 1:
             yield Variant(
-                text=f"the padding before {_of(op)} is not masked at the start of each sequence: it holds "
+                text=f"the padding before {op.origin} is not masked at the start of each sequence: it holds "
                 f"the end of the one before (axis {axis})",
                 rank="mask",
                 changes={op.number: _neighbours(axis, int(pads[0]))},
@@ -156,12 +144,12 @@ def _of_mask_value(op: Op) -> Iterator[Variant]:
     for number in (*_STAND_INS, 0.0):
         words = f"{number:g} is added to masked values" if number else "masked values stay as they are"
         yield Variant(
-            text=f"the mask is finite: {words} of {_of(op)} where they must be removed (-Inf)",
+            text=f"the mask is finite: {words} of {op.origin} where they must be removed (-Inf)",
             rank="mask",
             changes={op.number: _filled(mask, base + number)},
         )
         yield Variant(
-            text=f"the mask is finite: masked values of {_of(op)} are set to {number:g} where they must be "
+            text=f"the mask is finite: masked values of {op.origin} are set to {number:g} where they must be "
             "removed (-Inf)",
             rank="mask",
             changes={op.number: _filled(mask, torch.full_like(base, number))},
@@ -179,7 +167,3 @@ def _filled_with(op: Op) -> float | None:
 
 def _filled(mask: torch.Tensor, values: torch.Tensor) -> Change:
     return lambda func, args, kwargs, out: torch.where(mask, values.to(out.dtype), out)
-
-
-def _of(op: Op) -> str:
-    return ", ".join(sorted(op.sources)) or "constants"

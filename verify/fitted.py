@@ -15,7 +15,7 @@ import torch
 from bridge.verify.evidence import Evidence
 from bridge.verify.execute import Result
 from bridge.verify.spec import KernelSpec
-from bridge.verify.trace import Change, Op, Trace
+from bridge.verify.trace import Op, Trace, times
 from bridge.verify.variant import Variant
 
 #: Factors closer to 1 than this change nothing worth naming, ones beyond the other no formula slips to.
@@ -68,7 +68,7 @@ def _mixed_up(groups: list[_Group]) -> list[Variant]:
             text=f"{group.with_constant(other)}: that is the constant of another step",
             rank="formula",
             key=f"constant {number} on {group.key}",
-            changes={op.number: _times(group.factor(other)) for op in group.ops},
+            changes={op.number: times(group.factor(other)) for op in group.ops},
         )
         for group in groups
         for number, other in enumerate(values)
@@ -87,10 +87,10 @@ def _groups(trace: Trace) -> list[_Group]:
         if value is not None:
             constants.setdefault((op.backward, op.name, value), []).append(op)
         if op.name in ("sum", "mean") and not op.backward:
-            sums.append(_Group(words=f"the {op.name} of {_of(op)}", key=f"sum {len(sums)}", ops=[op]))
+            sums.append(_Group(words=f"the {op.name} of {op.origin}", key=f"sum {len(sums)}", ops=[op]))
     named = []
-    for number, ((backward, name, value), ops) in enumerate(constants.items()):
-        words = f"{'in the backward, ' if backward else ''}`{name}` of {_of(ops[0])}"
+    for number, ((_, name, value), ops) in enumerate(constants.items()):
+        words = f"{ops[0].side}`{name}` of {ops[0].origin}"
         named.append(_Group(words=words, key=f"constant {number}", ops=ops, value=value))
     return named + sums
 
@@ -104,10 +104,6 @@ def _constant(op: Op) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _of(op: Op) -> str:
-    return ", ".join(sorted(op.sources)) or "constants"
-
-
 def _of_group(spec: KernelSpec, e: Evidence, group: _Group) -> Variant:
     def text(factor: float) -> str:
         if group.value is not None:
@@ -118,7 +114,7 @@ def _of_group(spec: KernelSpec, e: Evidence, group: _Group) -> Variant:
         return f"{group.words} is {factor:.4g} times what it must be (a wrong count, or a scale lost)"
 
     base = Variant(text=group.words, rank="formula", key=f"factor on {group.key}")
-    return _fitting(spec, e, base, lambda f: {"changes": {op.number: _times(f) for op in group.ops}}, text)
+    return _fitting(spec, e, base, lambda f: {"changes": {op.number: times(f) for op in group.ops}}, text)
 
 
 def _of_input(spec: KernelSpec, e: Evidence, place: int) -> Variant:
@@ -175,7 +171,7 @@ def _solve(spec: KernelSpec, e: Evidence, run: Callable[[float], Result]) -> flo
     for _ in range(_STEPS):
         try:
             here, there = run(factor).named(), run(factor + step).named()
-        except Exception:
+        except Exception:  # a factor that the formula does not take explains nothing
             return None
         moved = []
         for name in e.failed:
@@ -215,10 +211,6 @@ def _tidy(factor: float) -> float:
         if candidate and abs(candidate - factor) < 1e-3 * abs(factor):
             return candidate
     return factor
-
-
-def _times(factor: float) -> Change:
-    return lambda func, args, kwargs, out: out * factor
 
 
 def _scaled(name: str, factor: float) -> Callable[[Result], Result]:

@@ -192,11 +192,14 @@ class Noisy(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What the order of a sum may cost each element of `value`, over unit roundoff; None: no sum."""
         return running_sum_noise(func, args, kwargs, value)
 
+    def _source(self) -> torch.Generator:
+        return self._generator
+
     def _uniform(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.rand(like.shape, generator=self._generator, dtype=torch.float64, device=like.device)
+        return torch.rand(like.shape, generator=self._source(), dtype=torch.float64, device=like.device)
 
     def _normal(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.randn(like.shape, generator=self._generator, dtype=torch.float64, device=like.device)
+        return torch.randn(like.shape, generator=self._source(), dtype=torch.float64, device=like.device)
 
 
 def _narrows(source: torch.dtype, to: torch.dtype) -> bool:

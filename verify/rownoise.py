@@ -226,16 +226,8 @@ class RowNoisy(Noisy):  # type: ignore[no-untyped-call]
             self._of_rows[_address(moved)] = self._now
         return moved
 
-    def _uniform(self, like: torch.Tensor) -> torch.Tensor:
-        return _drawn(torch.rand, like, self._generator if self._now else self._shared)
-
-    def _normal(self, like: torch.Tensor) -> torch.Tensor:
-        return _drawn(torch.randn, like, self._generator if self._now else self._shared)
-
-
-def _drawn(draw: Any, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    made: torch.Tensor = draw(like.shape, generator=generator, dtype=torch.float64, device=like.device)
-    return made
+    def _source(self) -> torch.Generator:
+        return self._generator if self._now else self._shared
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -30,7 +30,7 @@ def of_operands(op: Op, trace: Trace) -> Iterator[Variant]:
     """`op` with one operand as it was before the step that made it."""
     if op.name not in _ARITHMETIC or not op.out.is_floating_point():
         return
-    where = "in the backward, " if op.backward else ""
+    where = op.side
     for place, argument in enumerate(op.args[:2]):
         maker = _maker(op, place, trace)
         if maker is None or maker.name not in _STEPS or not isinstance(argument, torch.Tensor):
@@ -46,8 +46,8 @@ def of_operands(op: Op, trace: Trace) -> Iterator[Variant]:
             ):
                 continue
             yield Variant(
-                text=f"{where}one step takes a value too early: `{op.name}` of {_of(op)} reads what "
-                f"`{maker.name}` of {_of(maker)} started from, not its result",
+                text=f"{where}one step takes a value too early: `{op.name}` of {op.origin} reads what "
+                f"`{maker.name}` of {maker.origin} started from, not its result",
                 rank="formula",
                 changes={op.number: _instead(place, earlier)},
             )
@@ -65,7 +65,3 @@ def _instead(place: int, earlier: torch.Tensor) -> Change:
     return lambda func, args, kwargs, out: func(
         *(earlier.detach() if i == place else a for i, a in enumerate(args)), **kwargs
     )
-
-
-def _of(op: Op) -> str:
-    return ", ".join(sorted(op.sources)) or "constants"

@@ -10,6 +10,7 @@ import torch
 
 from bridge.verify.evidence import Evidence
 from bridge.verify.spec import KernelSpec
+from bridge.verify.structure import name_of
 from bridge.verify.trace import Op, record
 from bridge.verify.verdict import Diagnosis, TensorVerdict
 
@@ -75,8 +76,8 @@ def _observed(spec: KernelSpec, e: Evidence) -> str:
 
 
 def _inside(ops: Sequence[Op]) -> str:
-    counts = Counter(_name(op.out) for op in ops if not op.exact and op.out.is_floating_point())
-    sums = Counter(_name(op.out) for op in ops if op.name in _SUMS and op.out.is_floating_point())
+    counts = Counter(name_of(op.out.dtype) for op in ops if not op.exact and op.out.is_floating_point())
+    sums = Counter(name_of(op.out.dtype) for op in ops if op.name in _SUMS and op.out.is_floating_point())
     masks = sorted({op.name for op in ops if op.name in _MASKS})
     text = ", ".join(f"{n} ops in {dtype}" for dtype, n in counts.items())
     text += f" (sums in {', '.join(sums)})" if sums else ""
@@ -84,11 +85,7 @@ def _inside(ops: Sequence[Op]) -> str:
 
 
 def _dtypes(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    return ", ".join(f"{name} {_name(tensor)}" for name, tensor in tensors)
-
-
-def _name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return ", ".join(f"{name} {name_of(tensor.dtype)}" for name, tensor in tensors)
 
 
 def _conditioning(tensors: Sequence[TensorVerdict]) -> str:

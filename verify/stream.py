@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from bridge.verify.companions import Compared, budget_companion
-from bridge.verify.compare import decide, number, settle_finite
+from bridge.verify.compare import settle_finite, weigh_tensor
 from bridge.verify.gate import gate_of, largest_errors
 from bridge.verify.local import (
     as_matrix,
@@ -25,7 +25,7 @@ from bridge.verify.local import (
     tile_companion,
 )
 from bridge.verify.runningstats import Statistics
-from bridge.verify.structure import Mismatch, name_of
+from bridge.verify.structure import Mismatch
 from bridge.verify.ulp import histogram, round_to
 from bridge.verify.verdict import Companion, Constants, Histogram, TensorVerdict, WorstElement
 
@@ -182,22 +182,18 @@ class Stream:
         total = math.prod(asked.shape)
         gate = gate_of(self._errors, asked.constants)
         structure = None if self._mismatch is None else self._mismatch.told(total)
-        verdict, reason, companions = decide(gate, self._companions(total), structure, asked.fault)
-        return TensorVerdict(
-            tensor=asked.name,
-            case=asked.case,
-            verdict=verdict,
-            dtype=name_of(asked.dtype),
+        found = weigh_tensor(
+            asked.name,
+            asked.case,
+            gate,
+            self._companions(total),
+            dtype=asked.dtype,
             shape=asked.shape,
-            reason=reason,
-            reference_error=number(gate.reference_error),
-            target_error=number(gate.target_error),
-            rounding_floor=number(gate.rounding_floor),
-            threshold=number(gate.threshold),
-            reference_relative_error=number(gate.reference_relative_error),
-            gate_valid=gate.valid,
             structure=structure,
-            companions=companions,
+            fault=asked.fault,
+        )
+        return msgspec.structs.replace(
+            found,
             histogram=self._histogram,
             error_map=map_of(self._map, self._rows, self._cols, gate.threshold),
             worst=tuple(element for _, element in self._worst),

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from bridge.verify.trace import Change, Op, Trace
+from bridge.verify.trace import Change, Op, Trace, times
 from bridge.verify.variant import Variant
 
 
 def of_tiles(op: Op, trace: Trace, tiles: tuple[int, ...]) -> Iterator[Variant]:
     """Faults of one op that a kernel computes tile by tile."""
-    where = "in the backward, " if op.backward else ""
+    where = op.side
     if op.name in ("sum", "mean") and op.out.is_floating_point():
         yield from _of_mean(op, tiles, where)
         if not op.backward:
@@ -32,7 +32,7 @@ def _of_mean(op: Op, tiles: tuple[int, ...], where: str) -> Iterator[Variant]:
     if values.ndim == 0 or values.shape[axis] < 2:
         return
     length = values.shape[axis]
-    over = f"{op.name} of {_of(op)}"
+    over = f"{op.name} of {op.origin}"
     for tile in (t for t in tiles if 1 < t and length % t and t < length):
         yield Variant(
             text=f"{where}every tile of {tile} has the same weight in the {over}: a ragged last tile counts "
@@ -76,7 +76,7 @@ def _of_merge(op: Op, trace: Trace, tiles: tuple[int, ...]) -> Iterator[Variant]
         middle = torch.stack(parts).mean(0)
         extra = (tile - tail.shape[-1]) * (parts[-1] - middle).square()
         yield Variant(
-            text=f"mean and variance of {_of(op)} are merged from tiles of {tile} with the full count of a "
+            text=f"mean and variance of {op.origin} are merged from tiles of {tile} with the full count of a "
             "ragged last tile (the merge weighs it by the tile size, not by the elements in it)",
             rank="mask",
             changes={
@@ -103,7 +103,7 @@ def _of_carry(op: Op, tiles: tuple[int, ...], where: str) -> Iterator[Variant]:
             # A sum that runs backward over tiles cut from the front meets the ragged one first.
             for first in dict.fromkeys((tile, length % tile or tile)):
                 yield Variant(
-                    text=f"{where}in the running sum of {_of(op)} over tiles of {tile}, {words}",
+                    text=f"{where}in the running sum of {op.origin} over tiles of {tile}, {words}",
                     rank="index",
                     key=f"{where}running sum {tile} {carried} {first == tile}",
                     changes={op.number: _carried(axis, tile, first, carried)},
@@ -148,13 +148,13 @@ def _of_running_maximum(op: Op, trace: Trace, tiles: tuple[int, ...]) -> Iterato
             text=f"the gathered values are not rescaled when the running maximum rises (tiles of {tile}): "
             "the accumulator misses the factor exp(m_old - m_new)",
             rank="formula",
-            changes={op.number: _times(lost)},
+            changes={op.number: times(lost.detach())},
         )
         both = (weights * lost).sum(-1, keepdim=True)
         yield Variant(
             text=f"the running denominator is not rescaled when the maximum rises (tiles of {tile})",
             rank="formula",
-            changes={op.number: _times(weights.sum(-1, keepdim=True) / both)},
+            changes={op.number: times((weights.sum(-1, keepdim=True) / both).detach())},
         )
 
 
@@ -163,11 +163,3 @@ def _running_maximum(scores: torch.Tensor, tile: int) -> torch.Tensor:
     highest = scores.cummax(-1).values
     ends = torch.arange(scores.shape[-1], device=scores.device) // tile * tile + tile - 1
     return highest[..., ends.clamp(max=scores.shape[-1] - 1)]
-
-
-def _times(factor: torch.Tensor) -> Change:
-    return lambda func, args, kwargs, out: out * factor.detach()
-
-
-def _of(op: Op) -> str:
-    return ", ".join(sorted(op.sources)) or "constants"

@@ -29,6 +29,11 @@ Change = Callable[[Any, tuple[Any, ...], dict[str, Any], torch.Tensor], torch.Te
 Swap = Callable[[tuple[Any, ...], torch.Tensor], torch.Tensor]
 
 
+def times(factor: float | torch.Tensor) -> Change:
+    """The op's result times a constant; a tensor must be detached."""
+    return lambda func, args, kwargs, out: out * factor
+
+
 @dataclass(slots=True, kw_only=True)
 class Op:
     """One plain op of a recorded run."""
@@ -43,6 +48,16 @@ class Op:
     makers: tuple[int, ...]  #: numbers of the ops that made its tensor arguments; 0 is an input
     exact: bool
     node: str = ""  #: of a backward op: the step of the forward that it is the derivative of, "sum"
+
+    @property
+    def origin(self) -> str:
+        """What it reads in the end, in words: "grad_output, x", or "constants"."""
+        return ", ".join(sorted(self.sources)) or "constants"
+
+    @property
+    def side(self) -> str:
+        """How a sentence about it begins: "in the backward, ", or ""."""
+        return "in the backward, " if self.backward else ""
 
     def scalar(self) -> float | None:
         """The scalar operand of a binary op, if it has one."""

@@ -53,7 +53,7 @@ def subject(op: Op) -> str:
     value = op.scalar()
     if op.name == "add" and value is not None and op.sources:
         return f"{value:g} + {'/'.join(sorted(op.sources))}"
-    return f"`{op.name}` of {', '.join(sorted(op.sources)) or 'constants'}"
+    return f"`{op.name}` of {op.origin}"
 
 
 def _upstream_variants() -> list[Variant]:
@@ -132,7 +132,7 @@ def _rounding(dtype: torch.dtype) -> Change:
 
 
 def _of_op(op: Op, trace: Trace, case: Case, tiles: tuple[int, ...]) -> Iterator[Variant]:
-    where = "in the backward, " if op.backward else ""
+    where = op.side
     if (
         op.out.dtype == torch.float32
         and op.out.is_floating_point()

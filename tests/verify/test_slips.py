@@ -11,7 +11,7 @@ from bridge.verify.judge import judge
 from bridge.verify.options import Options
 from bridge.verify.plan import plan_cases
 from bridge.verify.registry import load_spec
-from tests.verify.corpus import slips
+from tests.verify.corpus import slips, state
 from tests.verify.corpus.pairs import Pair
 
 DECLARED = Options(power=False, repeats=4, sweeps=False)
@@ -19,9 +19,9 @@ SWEPT = Options(power=False, repeats=2, max_edges=2)
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("pair", (*slips.PAIRS, *slips.SWEPT), ids=lambda pair: pair.name)
+@pytest.mark.parametrize("pair", (*slips.PAIRS, *state.PAIRS, *slips.SWEPT), ids=lambda pair: pair.name)
 def test_a_slip_is_named_and_its_twin_passes(pair: Pair) -> None:
-    options = DECLARED if pair in slips.PAIRS else SWEPT
+    options = SWEPT if pair in slips.SWEPT else DECLARED
     wrong, right = pair.make(True), pair.make(False)
     judgement = judge(wrong, plan_cases(wrong, options=options), options=options)
     assert judgement.outcome == "FAIL"

@@ -68,3 +68,24 @@ def sequential_sum(x: torch.Tensor, dim: int) -> torch.Tensor:
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def paired(name: str, make: Any, tensors: str, cause: str) -> Pair:
+    """A pair from the names of the tensors that must fail, with blanks between them."""
+    return Pair(name=name, make=make, tensors=frozenset(tensors.split()), cause=cause)
+
+
+def slip(reference: Any, target: Any, **more: Any) -> KernelSpec:
+    """A reduction `y` of `x` in fp32, but for the fields given."""
+    fields: dict[str, Any] = {
+        "name": "slip",
+        "reference": reference,
+        "target": target,
+        "sample": normal(full),
+        "inputs": ("x",),
+        "outputs": ("y",),
+        "kind": "reduction",
+        "shapes": ((6, 40), (3, 17)),
+        "dtypes": ("float32",),
+    }
+    return KernelSpec(**(fields | more))

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from bridge.verify import KernelSpec
-from tests.verify.corpus.pairs import Pair, full, fused, normal
-
-F = torch.nn.functional
-F32 = ("float32",)
-
-
-def _spec(reference: Any, target: Any, **more: Any) -> KernelSpec:
-    fields: dict[str, Any] = {
-        "name": "slip",
-        "reference": reference,
-        "target": target,
-        "sample": normal(full),
-        "inputs": ("x",),
-        "outputs": ("y",),
-        "kind": "reduction",
-        "shapes": ((6, 40), (3, 17)),
-        "dtypes": F32,
-    }
-    return KernelSpec(**(fields | more))
+from tests.verify.corpus.pairs import full, fused, normal, paired, slip
 
 
 def _centre(wrong: bool) -> KernelSpec:
@@ -34,7 +16,7 @@ def _centre(wrong: bool) -> KernelSpec:
         lambda x: (x - x.mean(-1, keepdim=True), x.shape[-1] * (2 if wrong else 1)),
         lambda n, g: g - g.sum(-1, keepdim=True) / n,
     )
-    return _spec(lambda x: x - x.mean(-1, keepdim=True), lambda x: apply(x), grads=("x",))
+    return slip(lambda x: x - x.mean(-1, keepdim=True), lambda x: apply(x), grads=("x",))
 
 
 def _rotate(wrong: bool) -> KernelSpec:
@@ -53,7 +35,7 @@ def _rotate(wrong: bool) -> KernelSpec:
         return x, angle.cos(), angle.sin()
 
     apply = fused(lambda x, c, s: (turn(x, c, s), (c, s)), backward)
-    return _spec(
+    return slip(
         turn,
         lambda x, cos, sin: apply(x, cos, sin),
         sample=sample,
@@ -75,7 +57,7 @@ def _mask(wrong: bool) -> KernelSpec:
         keep[..., 0] = 1
         return x, keep
 
-    return _spec(
+    return slip(
         lambda x, keep: torch.softmax(x.masked_fill(keep == 0, -float("inf")), -1),
         target,
         sample=sample,
@@ -93,7 +75,7 @@ def _top(wrong: bool) -> KernelSpec:
             x = x.masked_fill(here, -float("inf"))
         return torch.cat(found, -1)
 
-    return _spec(lambda x: torch.topk(x, min(3, x.shape[-1]), dim=-1).values, target, kind="other")
+    return slip(lambda x: torch.topk(x, min(3, x.shape[-1]), dim=-1).values, target, kind="other")
 
 
 def _table(wrong: bool) -> KernelSpec:
@@ -109,7 +91,7 @@ def _table(wrong: bool) -> KernelSpec:
         return table, torch.randint(0, len(table), (shape[0],), generator=generator, device=device)
 
     apply = fused(lambda table, index: (table[index], (index, len(table))), backward)
-    return _spec(
+    return slip(
         lambda table, index: F.embedding(index, table),
         lambda table, index: apply(table, index),
         sample=sample,
@@ -128,7 +110,7 @@ def _scan(wrong: bool) -> KernelSpec:
             carry = total if wrong else carry + total
         return torch.cat(made, -1)
 
-    return _spec(lambda x: torch.cumsum(x, -1), target, shapes=((4, 50), (3, 33)))
+    return slip(lambda x: torch.cumsum(x, -1), target, shapes=((4, 50), (3, 33)))
 
 
 def _conv(wrong: bool) -> KernelSpec:
@@ -142,14 +124,14 @@ def _conv(wrong: bool) -> KernelSpec:
         before = F.pad(x, (2, 0))
         return before[:, 2:] + 0.5 * before[:, 1:-1] + 0.25 * before[:, :-2]
 
-    return _spec(reference, target)
+    return slip(reference, target)
 
 
 def _round(wrong: bool) -> KernelSpec:
     def reference(x: torch.Tensor) -> torch.Tensor:
         return torch.round(x / 0.125) * 0.125
 
-    return _spec(
+    return slip(
         reference, (lambda x: (x / 0.125 + 0.5).trunc() * 0.125) if wrong else reference, kind="other"
     )
 
@@ -165,7 +147,7 @@ def _bce(wrong: bool) -> KernelSpec:
         x = torch.randn(shape, generator=generator, device=device).to(dtype)
         return x, (torch.rand(shape, generator=generator, device=device) < 0.5).to(dtype)
 
-    return _spec(
+    return slip(
         lambda x, t: F.binary_cross_entropy_with_logits(x.float(), t.float(), reduction="none").to(x.dtype),
         lambda x, t: target(x.float(), t.float()).to(x.dtype),
         sample=sample,
@@ -180,7 +162,7 @@ def _mean_of_means(wrong: bool) -> KernelSpec:
         parts = [part.mean(-1) if wrong else part.sum(-1) for part in x.split(16, -1)]
         return torch.stack(parts).sum(0) / (len(parts) if wrong else x.shape[-1])
 
-    return _spec(lambda x: x.mean(-1), target)
+    return slip(lambda x: x.mean(-1), target)
 
 
 def _merge(wrong: bool) -> KernelSpec:
@@ -200,14 +182,14 @@ def _merge(wrong: bool) -> KernelSpec:
         mean = x.mean(-1)
         return mean, (x - mean[:, None]).square().mean(-1)
 
-    return _spec(reference, target, outputs=("mean", "var"))
+    return slip(reference, target, outputs=("mean", "var"))
 
 
 def _pool(wrong: bool) -> KernelSpec:
     def target(x: torch.Tensor) -> torch.Tensor:
         return F.avg_pool1d(x[:, None], 3, 1, 1, count_include_pad=wrong)[:, 0]
 
-    return _spec(lambda x: F.avg_pool1d(x[:, None], 3, 1, 1, count_include_pad=False)[:, 0], target)
+    return slip(lambda x: F.avg_pool1d(x[:, None], 3, 1, 1, count_include_pad=False)[:, 0], target)
 
 
 def _hash(wrong: bool) -> KernelSpec:
@@ -222,7 +204,7 @@ def _hash(wrong: bool) -> KernelSpec:
         table = torch.randn((shape[0] + 6, shape[1]), generator=generator, device=device).to(dtype)
         return table, torch.randint(200, 300, (17,), generator=generator, device=device)
 
-    return _spec(
+    return slip(
         lambda table, token: F.embedding(slots(token, len(table)), table),
         target,
         sample=sample,
@@ -247,7 +229,7 @@ def _stream(wrong: bool) -> KernelSpec:
         x = torch.randn(shape, generator=generator, device=device).to(dtype)
         return x, torch.randn((shape[1], 8), generator=generator, device=device).to(dtype)
 
-    return _spec(
+    return slip(
         lambda x, v: torch.softmax(x, -1) @ v,
         target,
         sample=sample,
@@ -267,7 +249,7 @@ def _step(wrong: bool) -> KernelSpec:
         new = 0.9 * b + d
         return p - 0.1 * ((g if wrong else d) + 0.9 * new), new
 
-    return _spec(
+    return slip(
         reference,
         target,
         sample=normal(full, full, full),
@@ -295,48 +277,7 @@ def _gate(wrong: bool) -> KernelSpec:
         return e / e.sum(-1, keepdim=True)
 
     apply = fused(forward, backward)
-    return _spec(reference, lambda x: apply(x), grads=("x",))
-
-
-def _race(wrong: bool) -> KernelSpec:
-    calls = itertools.count()
-
-    def target(x: torch.Tensor) -> torch.Tensor:
-        lost = wrong and next(calls) % 3 == 1
-        return (x[:, :-1] if lost and x.shape[-1] > 1 else x).sum(-1)
-
-    return _spec(lambda x: x.sum(-1), target)
-
-
-def _pair(name: str, make: Any, tensors: str, cause: str) -> Pair:
-    return Pair(name=name, make=make, tensors=frozenset(tensors.split()), cause=cause)
-
-
-#: Seen on the declared shapes alone.
-PAIRS = (
-    _pair("mean over the wrong count in the backward", _centre, "grad_x", "divides by 80 where 40 is meant"),
-    _pair(
-        "rotation turned forward in the backward", _rotate, "grad_x", "uses sin with the sign of the forward"
-    ),
-    _pair("repeated indices overwrite each other", _table, "grad_table", "overwrite each other"),
-    _pair("carry of a scan overwritten", _scan, "y", "the carry is overwritten"),
-    _pair("padding holds the neighbour's end", _conv, "y", "not masked at the start of each sequence"),
-    _pair("rounded by adding a half", _round, "y", "int(v + 0.5)"),
-    _pair("mean of tile means", _mean_of_means, "y", "every tile of 16 has the same weight"),
-    _pair("merge with full tile counts", _merge, "mean var", "merged from tiles of 16"),
-    _pair("pooling counts its padding", _pool, "y", "padding is counted in"),
-    _pair("product of integers wraps", _hash, "y", "overflows 32-bit integers"),
-    _pair("gathered values not rescaled", _stream, "y", "not rescaled when the running maximum rises"),
-    _pair("value taken a step too early", _step, "p_new", "takes a value too early"),
-    _pair("normaliser taken as constant", _gate, "grad_x", "the gradient through"),
-    _pair("result depends on the run", _race, "y", "depends on the run"),
-)
-#: Seen on added values only.
-SWEPT = (
-    _pair("finite mask", _mask, "y", "the mask is finite: -30 is added"),
-    _pair("ties lost in a selection", _top, "y", "equal values are lost in `topk`"),
-    _pair("loss from the rounded sigmoid", _bce, "y", "log(sigmoid(x) + 1e-12)"),
-)
+    return slip(reference, lambda x: apply(x), grads=("x",))
 
 
 def _recompute(wrong: bool) -> KernelSpec:
@@ -358,7 +299,7 @@ def _recompute(wrong: bool) -> KernelSpec:
         return (s @ k).to(dtype), (s.T @ q).to(dtype), (p.T @ g).to(dtype)
 
     apply = fused(forward, backward)
-    return _spec(
+    return slip(
         lambda q, k, v: (torch.softmax(q.float() @ k.float().T, -1) @ v.float()).to(q.dtype),
         lambda q, k, v: apply(q, k, v),
         sample=normal(full, full, full),
@@ -381,74 +322,7 @@ def _newton(wrong: bool) -> KernelSpec:
             y = y * (1.5 - 0.5 * square * y * y)
         return x * y
 
-    return _spec(lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6), target)
-
-
-def _rescaled_weights(wrong: bool) -> KernelSpec:
-    """The weight gradient of y = x * w, rows added in another order on every call, as atomics do."""
-    order = torch.Generator().manual_seed(3)
-    rest: dict[int, torch.Tensor] = {}
-
-    def backward(saved: Any, g: torch.Tensor) -> Any:
-        x, w = saved
-        rows = (g * x)[torch.randperm(len(x), generator=order)]
-        total = rest.get(x.shape[-1], torch.zeros_like(w)) if wrong else torch.zeros_like(w)
-        for row in rows:
-            total = total + row
-        rest[x.shape[-1]] = total
-        return g * w, total
-
-    def sample(shape: tuple[int, ...], dtype: Any, generator: Any, device: str) -> Any:
-        return tuple(
-            torch.randn(s, generator=generator, device=device).to(dtype) for s in (shape, shape[-1:])
-        )
-
-    apply = fused(lambda x, w: (x * w, (x, w)), backward)
-    return _spec(
-        lambda x, w: x * w, lambda x, w: apply(x, w), sample=sample, inputs=("x", "w"), grads=("x", "w")
-    )
-
-
-def _held(wrong: bool) -> KernelSpec:
-    """A result in a buffer that the next call writes as well."""
-    buffers: dict[Any, torch.Tensor] = {}
-
-    def target(x: torch.Tensor) -> torch.Tensor:
-        made = torch.tanh(x)
-        return buffers.setdefault(x.shape, made.clone()).copy_(made) if wrong else made
-
-    return _spec(torch.tanh, target, kind="elementwise")
-
-
-def _saved(wrong: bool) -> KernelSpec:
-    """Statistics for the backward in a buffer that the next forward writes as well."""
-    buffers: dict[Any, torch.Tensor] = {}
-
-    def forward(x: torch.Tensor) -> Any:
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
-        kept = buffers.setdefault(scale.shape, scale.clone()).copy_(scale) if wrong else scale
-        return x * scale, (x, kept)
-
-    def backward(saved: Any, g: torch.Tensor) -> torch.Tensor:
-        x, scale = saved
-        h = x * scale
-        return scale * (g - h * (g * h).mean(-1, keepdim=True))
-
-    apply = fused(forward, backward)
-    return _spec(
-        lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6), lambda x: apply(x), grads=("x",)
-    )
-
-
-PAIRS += (
-    _pair("result in memory shared by calls", _held, "y", "is overwritten by a later call"),
-    _pair("statistics in memory shared by calls", _saved, "grad_x", "state is kept between calls"),
-    _pair("workspace never cleared", _rescaled_weights, "grad_w", "depends on the run"),
-)
-SWEPT += (
-    _pair("logsumexp kept in fp16", _recompute, "grad_q grad_k grad_v", "float16"),
-    _pair("root refined too little", _newton, "y", ""),
-)
+    return slip(lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6), target)
 
 
 def _correction(wrong: bool) -> KernelSpec:
@@ -461,7 +335,7 @@ def _correction(wrong: bool) -> KernelSpec:
         m, v = (torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(2))
         return m, v.square() + 1e-3
 
-    return _spec(
+    return slip(
         lambda m, v: step(m, v, 0.65, 0.0099),
         lambda m, v: step(m, v, 0.65, 0.65 if wrong else 0.0099),
         sample=sample,
@@ -486,7 +360,7 @@ def _heads(wrong: bool) -> KernelSpec:
         return x, torch.randn(shape[1:], generator=generator, device=device).to(dtype)
 
     apply = fused(lambda x, w: (x * (w[0] if wrong else w), (x, w)), backward)
-    return _spec(
+    return slip(
         lambda x, w: x * w,
         lambda x, w: apply(x, w),
         sample=sample,
@@ -496,7 +370,31 @@ def _heads(wrong: bool) -> KernelSpec:
     )
 
 
-PAIRS += (
-    _pair("constant of another step", _correction, "y", "divides by 0.65 where 0.0099 is meant"),
-    _pair("first row read for all", _heads, "y grad_x grad_w", "the first row of w is read for every row"),
+#: Seen on the declared shapes alone.
+PAIRS = (
+    paired("mean over the wrong count in the backward", _centre, "grad_x", "divides by 80 where 40 is meant"),
+    paired(
+        "rotation turned forward in the backward", _rotate, "grad_x", "uses sin with the sign of the forward"
+    ),
+    paired("repeated indices overwrite each other", _table, "grad_table", "overwrite each other"),
+    paired("carry of a scan overwritten", _scan, "y", "the carry is overwritten"),
+    paired("padding holds the neighbour's end", _conv, "y", "not masked at the start of each sequence"),
+    paired("rounded by adding a half", _round, "y", "int(v + 0.5)"),
+    paired("mean of tile means", _mean_of_means, "y", "every tile of 16 has the same weight"),
+    paired("merge with full tile counts", _merge, "mean var", "merged from tiles of 16"),
+    paired("pooling counts its padding", _pool, "y", "padding is counted in"),
+    paired("product of integers wraps", _hash, "y", "overflows 32-bit integers"),
+    paired("gathered values not rescaled", _stream, "y", "not rescaled when the running maximum rises"),
+    paired("value taken a step too early", _step, "p_new", "takes a value too early"),
+    paired("normaliser taken as constant", _gate, "grad_x", "the gradient through"),
+    paired("constant of another step", _correction, "y", "divides by 0.65 where 0.0099 is meant"),
+    paired("first row read for all", _heads, "y grad_x grad_w", "the first row of w is read for every row"),
+)
+#: Seen on added values only.
+SWEPT = (
+    paired("finite mask", _mask, "y", "the mask is finite: -30 is added"),
+    paired("ties lost in a selection", _top, "y", "equal values are lost in `topk`"),
+    paired("loss from the rounded sigmoid", _bce, "y", "log(sigmoid(x) + 1e-12)"),
+    paired("logsumexp kept in fp16", _recompute, "grad_q grad_k grad_v", "float16"),
+    paired("root refined too little", _newton, "y", ""),
 )
