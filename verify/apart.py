@@ -15,7 +15,7 @@ import torch
 
 from bridge.errors import SpecError
 from bridge.verify.case import Case
-from bridge.verify.execute import Result
+from bridge.verify.execute import run
 from bridge.verify.golden import run_golden
 from bridge.verify.golden_check import disagree
 from bridge.verify.spec import KernelSpec
@@ -42,12 +42,23 @@ class Rows:
     extent: rows in all.
     inputs, upstream: one axis per input and per upstream gradient.
     results: by the names of the verdict table.
+    likes: what the reference gives for a few rows; None for an input without a gradient.
     """
 
     extent: int
     inputs: tuple[Axis, ...]
     upstream: tuple[Axis, ...]
     results: Mapping[str, Axis]
+    likes: Mapping[str, torch.Tensor | None]
+
+    def like(self, name: str) -> torch.Tensor | None:
+        """Shape, dtype and device of a result of all rows, in the memory of one element."""
+        few = self.likes[name]
+        if few is None:
+            return None
+        axis = self.results[name]
+        shape = [self.extent if a == axis else size for a, size in enumerate(few.shape)]
+        return torch.empty((), dtype=few.dtype, device=few.device).expand(shape)
 
     def block(self, case: Case, start: int, stop: int) -> Case:
         """The case of the rows from `start` to `stop`, in memory of its own."""
@@ -81,11 +92,8 @@ def cut(tensor: torch.Tensor, axis: Axis, start: int, stop: int) -> torch.Tensor
     return tensor if axis is None else tensor.narrow(axis, start, stop - start).clone()
 
 
-def rows_apart(spec: KernelSpec, case: Case, reference: Result) -> Rows:
+def rows_apart(spec: KernelSpec, case: Case) -> Rows:
     """The axis that the case may be cut along.
-
-    Args:
-        reference: gives shapes and dtypes of all results.
 
     Raises:
         NotApartError: there is none.
@@ -98,7 +106,12 @@ def rows_apart(spec: KernelSpec, case: Case, reference: Result) -> Rows:
             continue
         why = "its rows depend on each other"
         for inputs in _assignments(case, largest, axis):
-            found = _holds(spec, case, reference, inputs, shape[axis])
+            found = _holds(spec, case, inputs, shape[axis])
+            if found is not None and spec.golden is not None:
+                # Rows of the reference must be apart as well, which golden's own formula does not show.
+                of_reference = _holds(replace(spec, golden=None), case, inputs, shape[axis])
+                if of_reference is None or of_reference.results != found.results:
+                    continue
             if found is not None:
                 return found
     raise NotApartError(why)
@@ -120,11 +133,9 @@ def _assignments(case: Case, largest: int, axis: int) -> Iterator[tuple[Axis, ..
     yield from itertools.islice(itertools.product(*choices), _MOST_TRIES)
 
 
-def _holds(
-    spec: KernelSpec, case: Case, reference: Result, inputs: tuple[Axis, ...], extent: int
-) -> Rows | None:
+def _holds(spec: KernelSpec, case: Case, inputs: tuple[Axis, ...], extent: int) -> Rows | None:
     """The axes of all tensors, if rows at the beginning, in the middle and at the end are their own."""
-    rows = _outputs_of(spec, case, reference, inputs, extent)
+    rows = _outputs_of(spec, case, inputs, extent)
     if rows is None:
         return None
     count = sum(_PARTS)
@@ -133,9 +144,11 @@ def _holds(
         try:
             whole = run_golden(spec, rows.block(case, edges[0], edges[-1])).named()
             parts = [run_golden(spec, rows.block(case, a, b)).named() for a, b in itertools.pairwise(edges)]
+            if start == 0:
+                rows = replace(rows, likes=_eager(spec, rows.block(case, edges[0], edges[-1])))
         except SpecError:
             return None  # the formula does not take rows in any number
-        found = _results_of(whole, parts, reference)
+        found = _results_of(whole, parts, rows.likes)
         if found is None or any(found.get(name) != axis for name, axis in rows.results.items()):
             return None
         if start == 0:
@@ -143,12 +156,25 @@ def _holds(
     return rows
 
 
-def _outputs_of(
-    spec: KernelSpec, case: Case, reference: Result, inputs: tuple[Axis, ...], extent: int
-) -> Rows | None:
+def _eager(spec: KernelSpec, case: Case) -> dict[str, torch.Tensor | None]:
+    """What the reference gives.
+
+    Raises:
+        SpecError: it raises, or returns something else than tensors.
+    """
+    try:
+        result = run(spec.reference, spec, case)
+    except Exception as error:
+        raise SpecError(f"the reference raised {type(error).__name__}: {error}") from error
+    if isinstance(result, str):
+        raise SpecError(f"the reference {result}")
+    return result.named()
+
+
+def _outputs_of(spec: KernelSpec, case: Case, inputs: tuple[Axis, ...], extent: int) -> Rows | None:
     """Axes of the outputs, and so of their upstream gradients, from how their shapes follow the rows."""
     forward = replace(spec, grads=())
-    plain = Rows(extent=extent, inputs=inputs, upstream=(), results={})
+    plain = Rows(extent=extent, inputs=inputs, upstream=(), results={}, likes={})
     few, more = _PARTS[0], sum(_PARTS)
     without = replace(case, grad_outputs=())
     try:
@@ -159,8 +185,7 @@ def _outputs_of(
     axes: dict[str, Axis] = {}
     for name in spec.outputs:
         axis = axis_of(small[name].shape, large[name].shape)
-        like = reference.outputs[name].shape
-        if axis == -1 or len(like) != small[name].ndim or (axis is not None and like[axis] != extent):
+        if axis == -1 or (axis is not None and small[name].shape[axis] != few):
             return None
         axes[name] = axis
     return replace(plain, upstream=tuple(axes[name] for name in spec.outputs), results=axes)
@@ -177,11 +202,10 @@ def axis_of(small: torch.Size, large: torch.Size) -> Axis:
 def _results_of(
     whole: Mapping[str, torch.Tensor | None],
     parts: list[dict[str, torch.Tensor | None]],
-    reference: Result,
+    eager: Mapping[str, torch.Tensor | None],
 ) -> dict[str, Axis] | None:
     """The axis of every result, if the parts put together (or added up) give the whole."""
     found: dict[str, Axis] = {}
-    eager = reference.named()
     for name, all_of_it in whole.items():
         pieces = [part[name] for part in parts]
         like = eager.get(name)
@@ -190,6 +214,8 @@ def _results_of(
                 return None
             found[name] = None
             continue
+        if like.shape != all_of_it.shape:
+            return None
         known = [piece for piece in pieces if piece is not None]
         axis = axis_of(known[0].shape, all_of_it.shape) if len(known) == len(pieces) else -1
         if axis == -1:

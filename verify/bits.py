@@ -48,6 +48,11 @@ def mark(tensor: torch.Tensor, *, clone: bool) -> torch.Tensor | int:
     return _checksum(tensor)
 
 
+def is_marked(tensor: torch.Tensor, what: torch.Tensor | int) -> bool:
+    """Whether the tensor holds what was marked."""
+    return same_bits(tensor, what) if isinstance(what, torch.Tensor) else _checksum(tensor) == what
+
+
 def as_marked(tensor: torch.Tensor, what: torch.Tensor | int) -> torch.Tensor:
     """What the tensor held when it was marked.
 

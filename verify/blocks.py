@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,10 +18,8 @@ from bridge.verify.rownoise import Law, PartialSum, RowNoisy
 from bridge.verify.spec import KernelSpec
 from bridge.verify.stability import MOVES, jumps, moved_golden, size_of
 
-#: Into how many blocks a case is cut at least: one block's intermediates are about 20 FP64 copies of it.
-_BLOCKS = 32
-#: Where every operation costs a launch, larger blocks.
-_BLOCKS_CUDA = 16
+#: Part of the largest input's bytes that a block has in FP64; its intermediates are some 20 to 50 times that.
+_SHARE = 1 / 16
 #: Elements of a block: enough to be worth the calls, and on the host few enough for the caches.
 _LEAST, _MOST = 1 << 11, 1 << 16
 #: Numbers of rows at which the reference's steps are learned.
@@ -41,6 +39,7 @@ Surer = dict[str, dict[int, torch.Tensor]]
 class Block:
     """Some rows of a case; results that have rows, by the names of the verdict table.
 
+    reference: in its own dtypes.
     ties: where golden itself jumps; empty unless asked for.
     """
 
@@ -48,6 +47,7 @@ class Block:
     stop: int
     case: Case
     golden: dict[str, torch.Tensor]
+    reference: dict[str, torch.Tensor]
     noise: dict[str, Envelope]
     ties: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -80,27 +80,28 @@ class Plan:
         return sorted({(at, at + count) for at in (last * i // (_PLACES - 1) for i in range(_PLACES))})
 
 
-def plan_blocks(spec: KernelSpec, case: Case, reference: Result, *, seed: int) -> Plan:
+def plan_blocks(spec: KernelSpec, case: Case, *, seed: int) -> Plan:
     """How to cut a case into blocks of rows.
 
     Raises:
         NotApartError: it cannot be cut.
     """
-    rows = rows_apart(spec, case, reference)
-    size = max(t.numel() for t in case.inputs)
+    rows = rows_apart(spec, case)
+    largest = max(case.inputs, key=torch.numel)
+    size = largest.numel()
     whole = sum(t.numel() for t, a in zip(case.inputs, rows.inputs, strict=True) if a is None)
     if 16 * whole > size:
         raise NotApartError("what belongs to all rows is too large to be gone through with every block")
-    host = case.inputs[0].device.type == "cpu"
-    most = max(_LEAST, min(size // _BLOCKS, _MOST) if host else size // _BLOCKS_CUDA)
-    results = {name: like for name, like in reference.named().items() if like is not None}
+    share = int(_SHARE * size * largest.element_size() / torch.float64.itemsize)
+    most = max(_LEAST, min(share, _MOST) if largest.device.type == "cpu" else share)
+    likes = {name: like for name in rows.results if (like := rows.like(name)) is not None}
     return Plan(
         spec=spec,
         case=case,
         rows=rows,
         law=_law(spec, case, rows, seed),
-        dtypes={name: like.dtype for name, like in results.items()},
-        sizes={name: like.numel() for name, like in results.items()},
+        dtypes={name: like.dtype for name, like in likes.items()},
+        sizes={name: like.numel() for name, like in likes.items()},
         seed=seed,
         height=max(1, rows.extent * most // size),
     )
@@ -234,6 +235,7 @@ class Pass:
                 stop=stop,
                 case=case,
                 golden={n: t for n, t in named.items() if n not in self._whole},
+                reference=self._reference(case, named),
                 noise={},
             )
             self._add_golden(named, checked.again)
@@ -256,6 +258,23 @@ class Pass:
             known.count += doubt.count
             known.left += doubt.left
             known.refused = known.refused or doubt.refused
+        return found
+
+    def _reference(self, case: Case, golden: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What the reference gives for these rows.
+
+        Raises:
+            NotApartError: it takes these rows in another way than those at which it was looked first.
+        """
+        plan = self._plan
+        grads = tuple(name for name in plan.spec.grads if plan.rows.results[f"grad_{name}"] is not None)
+        result = run(plan.spec.reference, replace(plan.spec, grads=grads), case)
+        if isinstance(result, str):
+            raise NotApartError(f"the reference {result}")
+        found = {n: t for n, t in result.named().items() if t is not None and n not in self._whole}
+        for name, tensor in found.items():
+            if name not in golden or tensor.shape != golden[name].shape or tensor.dtype != plan.dtypes[name]:
+                raise NotApartError(f"the reference gives another {name} for some rows than for others")
         return found
 
     def _add_golden(self, named: dict[str, torch.Tensor], again: Result | None) -> None:

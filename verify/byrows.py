@@ -9,16 +9,14 @@ import torch
 
 from bridge.verify.apart import Axis, NotApartError
 from bridge.verify.bits import all_finite
-from bridge.verify.blocks import Block, Pass, Plan, Surer, plan_blocks, surer_rows
+from bridge.verify.blocks import Block, Pass, Plan, Surer, surer_rows
 from bridge.verify.case import Case
 from bridge.verify.companions import Compared
 from bridge.verify.compare import Trio, differing, discrete_verdict, judge_tensor, settle_finite
+from bridge.verify.eager import Eager, run_again
 from bridge.verify.envelope import Envelope
-from bridge.verify.every import FAMILY as EVERY
 from bridge.verify.evidence import Evidence
-from bridge.verify.exact import FAMILY as EXACT
 from bridge.verify.execute import Result
-from bridge.verify.heap import give_back
 from bridge.verify.local import as_matrix, cell_of
 from bridge.verify.options import Options
 from bridge.verify.poisoned import poisoned_rows
@@ -34,61 +32,47 @@ _GATHERED = 1 / 16
 Typical = dict[int | None, float | None]
 
 
-def is_large(case: Case, options: Options) -> bool:
-    """Whether memory matters more than the time that is spent on saving it."""
-    return max((t.numel() * t.element_size() for t in case.inputs), default=0) >= options.large_bytes
-
-
-def tidy(case: Case, options: Options) -> None:
-    """Between two steps of a large case: what the last one left goes back to the system."""
-    if is_large(case, options):
-        give_back()
-
-
 def measure(
-    spec: KernelSpec, case: Case, reference: Result, *, constants: Constants, options: Options
+    spec: KernelSpec, case: Case, eager: Eager, *, constants: Constants, options: Options
 ) -> ByRows | Whole:
     """The yardstick of a case: in blocks of rows where it is large and they are independent, else whole.
 
     Raises:
         SpecError: golden cannot be made.
+        KernelError: the reference does not run on the whole.
     """
-    if not is_large(case, options) or case.family in (EXACT, EVERY):
-        return Whole.of(spec, case, reference, constants=constants, options=options)
-    try:
-        plan = plan_blocks(spec, case, reference, seed=options.seed)
-        return ByRows(plan, reference, constants=constants, options=options)
-    except NotApartError as error:
-        return _whole(spec, case, reference, constants, options, error)
+    if eager.plan is not None:
+        try:
+            return ByRows(eager.plan, eager.result, constants=constants, options=options)
+        except NotApartError as error:
+            eager = Eager(result=run_again(spec, case), why=str(error))
+    made = Whole.of(spec, case, eager.result, constants=constants, options=options)
+    if not eager.why:
+        return made
+    return replace(made, notes=(f"golden was made whole, not in blocks of rows: {eager.why}", *made.notes))
 
 
-def _whole(
-    spec: KernelSpec, case: Case, reference: Result, constants: Constants, options: Options, why: Exception
-) -> Whole:
-    made = Whole.of(spec, case, reference, constants=constants, options=options)
-    return replace(made, notes=(f"golden was made whole, not in blocks of rows: {why}", *made.notes))
-
-
-def weighed(
+def settle(
+    yardstick: ByRows | Whole,
     spec: KernelSpec,
     case: Case,
-    reference: Result,
     target: Result,
     *,
     constants: Constants,
     options: Options,
 ) -> tuple[ByRows | Whole, list[TensorVerdict]]:
-    """The yardstick of a case and the target's tensors held against it.
+    """The target's tensors held against the yardstick of a case; one made whole where rows do not suffice.
 
     Raises:
         SpecError: golden cannot be made.
+        KernelError: the reference does not run on the whole.
     """
-    made = measure(spec, case, reference, constants=constants, options=options)
     try:
-        return made, made.settled(target)
+        return yardstick, yardstick.settled(target)
     except NotApartError as error:
-        made = _whole(spec, case, reference, constants, options, error)
-        return made, made.settled(target)
+        again = Eager(result=run_again(spec, case), why=str(error))
+        yardstick = measure(spec, case, again, constants=constants, options=options)
+        return yardstick, yardstick.settled(target)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +80,7 @@ class _Judged:
     """One tensor of the target on its way to a verdict.
 
     axis: along which its blocks follow each other; None where it is judged at the end, in one piece.
-    gathers: golden and noise are put together for that.
+    gathers: golden, reference and noise are put together for that.
     counts: of discrete elements, as `differing` counts them.
     """
 
@@ -113,18 +97,20 @@ class _Gathered:
     """Blocks of a small result that is judged whole."""
 
     golden: list[torch.Tensor] = field(default_factory=list)
+    reference: list[torch.Tensor] = field(default_factory=list)
     noise: list[Envelope] = field(default_factory=list)
     ties: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, name: str, block: Block) -> None:
         self.golden.append(block.golden[name])
+        self.reference.append(block.reference[name])
         if name in block.noise:
             self.noise.append(block.noise[name])
         if name in block.ties:
             self.ties.append(block.ties[name])
 
-    def together(self, axis: int) -> tuple[torch.Tensor, Envelope | None, torch.Tensor | None]:
-        """Golden, noise and ties of all rows."""
+    def together(self, axis: int) -> tuple[torch.Tensor, torch.Tensor, Envelope | None, torch.Tensor | None]:
+        """Golden, reference, noise and ties of all rows."""
         envelope = None
         if len(self.noise) == len(self.golden):
             draws = zip(*(part.draws for part in self.noise), strict=True)
@@ -133,7 +119,7 @@ class _Gathered:
                 draws=[torch.cat(parts, axis) for parts in draws],
             )
         ties = torch.cat(self.ties, axis) if len(self.ties) == len(self.golden) else None
-        return torch.cat(self.golden, axis), envelope, ties
+        return torch.cat(self.golden, axis), torch.cat(self.reference, axis), envelope, ties
 
 
 class ByRows:
@@ -216,16 +202,16 @@ class ByRows:
         self._over = {row for stream in streams if stream.lucky for row in stream.over}
         self._plain = {i.name for i in judged if i.stream is not None and not i.stream.lucky}
         noise, jumpy = way.noise(), way.ties() if ties else {}
-        golden = dict(way.golden)
+        golden, eager = dict(way.golden), dict(self._eager)
         for name, parts in gathered.items():
             axis = plan.rows.results[name]
             assert axis is not None
-            golden[name], envelope, mask = parts.together(axis)
+            golden[name], eager[name], envelope, mask = parts.together(axis)
             if envelope is not None:
                 noise[name] = envelope
             if mask is not None:
                 jumpy[name] = mask
-        return [self._end(item, target, golden, noise, jumpy) for item in judged]
+        return [self._end(item, target, golden, eager, noise, jumpy) for item in judged]
 
     def conditioned(self, tensors: list[TensorVerdict], target: Result) -> list[TensorVerdict]:
         """As they are: their gates are valid."""
@@ -267,7 +253,7 @@ class ByRows:
     def _add(self, item: _Judged, block: Block, typical: Mapping[str, Typical]) -> None:
         if item.axis is None or item.target is None:
             return
-        reference = self._part(self._eager[item.name], item.axis, block)
+        reference = block.reference[item.name]
         target = self._part(item.target, item.axis, block)
         free = block.ties.get(item.name)
         if item.stream is None:
@@ -278,8 +264,7 @@ class ByRows:
         free = nan if free is None else (free if nan is None else free | nan)
         item.stream.add(block.start, self._compared(item.name, reference, target, block, typical), free)
 
-    def _part(self, tensor: torch.Tensor | None, axis: int, block: Block) -> torch.Tensor:
-        assert tensor is not None
+    def _part(self, tensor: torch.Tensor, axis: int, block: Block) -> torch.Tensor:
         return tensor.narrow(axis, block.start, block.stop - block.start)
 
     def _undefined(
@@ -319,8 +304,7 @@ class ByRows:
                     continue
                 if meta_mismatch(got, like) is not None or not self._streams(like, axis):
                     continue
-                reference, part = self._part(like, axis, block), self._part(got, axis, block)
-                data = self._compared(name, reference, part, block, None)
+                data = self._compared(name, block.reference[name], self._part(got, axis, block), block, None)
                 settle_finite(data, self._odd, None, False)
                 rows, cols = as_matrix(like).shape
                 cell = cell_of(rows, cols, target.tiles)
@@ -333,10 +317,11 @@ class ByRows:
         item: _Judged,
         target: Result,
         golden: Mapping[str, torch.Tensor],
+        eager: Mapping[str, torch.Tensor | None],
         noise: Mapping[str, Envelope],
         ties: Mapping[str, torch.Tensor],
     ) -> TensorVerdict:
-        name, case, like = item.name, self._plan.case, self._eager.get(item.name)
+        name, case, like = item.name, self._plan.case, eager.get(item.name)
         if item.stream is not None:
             return item.stream.verdict()
         if item.axis is not None:

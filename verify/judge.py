@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from bridge.errors import KernelError, NothingJudgedError
 from bridge.verify.autotune import each_config
-from bridge.verify.bits import same_bits
-from bridge.verify.byrows import ByRows, measure, tidy, weighed
+from bridge.verify.byrows import ByRows, measure, settle
 from bridge.verify.case import Case
 from bridge.verify.diagnosis import diagnose
 from bridge.verify.doubted import repeats_blamed
+from bridge.verify.eager import is_large, run_eager, tidy
 from bridge.verify.every import FAMILY as EVERY
 from bridge.verify.every import zero_signs
 from bridge.verify.evidence import Evidence
-from bridge.verify.execute import Result, run, run_target, tensor_names
-from bridge.verify.interleaved import CROSSED, interleaved
+from bridge.verify.execute import Result, run_target, tensor_names
 from bridge.verify.nearby import beside, far_case, near_case, near_result
 from bridge.verify.options import Options
 from bridge.verify.plan import OWN_FAMILIES
 from bridge.verify.power import measure_power
 from bridge.verify.raised import broke_gpu, fault, gradless, in_words, lacks_memory, refusal
+from bridge.verify.repeats import judge_repeats, repeat
 from bridge.verify.spec import KernelSpec
 from bridge.verify.steps import steps_of
 from bridge.verify.structure import name_of
@@ -196,13 +196,14 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
     start = time.perf_counter()
     own = case.family in OWN_FAMILIES
     try:
-        reference = run(spec.reference, spec, case)
+        eager = run_eager(spec, case, options)
+    except KernelError:
+        raise
     except Exception as error:
         if not own:
             return None
         raise KernelError(refusal(spec, case, "reference", error)) from error
-    if isinstance(reference, str):
-        raise KernelError(f"the reference of {spec.name} {reference}")
+    reference = eager.result
     if own and (text := gradless(spec, reference.grads)) is not None:
         raise KernelError(text)
     tidy(case, options)
@@ -212,20 +213,29 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
         if broke_gpu(error):
             raise KernelError(refusal(spec, case, "target", error)) from error
         return _without_target(spec, case, reference, error, time.perf_counter() - start)
-    if isinstance(target, Result) and beside(target, case):
+    if isinstance(target, Result) and eager.plan is None and beside(target, case):
         case = near_case(case)
         reference, target = near_result(reference, case), near_result(target, case)
+        eager = replace(eager, result=reference)
     tidy(case, options)
-    yardstick, tensors = _weighed(spec, case, reference, target, constants, options)
+    yardstick = measure(spec, case, eager, constants=constants, options=options)
+    if isinstance(target, Result):
+        yardstick, tensors = settle(yardstick, spec, case, target, constants=constants, options=options)
+    else:
+        tensors = [_structural(name, case, target, reference) for name in tensor_names(spec)]
     launches = target.kernels if isinstance(target, Result) else ()
     judged = JudgedCase(record=_record(case, (*case.notes, *yardstick.notes), launches), tensors=tensors)
     if isinstance(target, Result):
+        differing = {name: len(others) for name, others in target.differing.items()}
+        if own and is_large(case, options) and not options.recorded:
+            found, differing = _judge_repeats(spec, case, target, yardstick, constants, options)
+            judged.tensors += found
         judged.tensors = repeats_blamed(judged.tensors, target)
         if (case.configs or case.family == "captured") and not options.recorded and target.autotuned:
             _judge_configs(spec, case, judged, reference, yardstick, target.device)
         judged.tensors = yardstick.conditioned(judged.tensors, target)
-        for name, others in target.differing.items():
-            text = f"nondeterministic: {name} differs from run to run ({len(others)} repeats with other bits)"
+        for name, count in differing.items():
+            text = f"nondeterministic: {name} differs from run to run ({count} repeats with other bits)"
             judged.record = _noted(judged.record, f"{text}, each judged")
         if case.family == EVERY:
             judged.record = _zeros_noted(judged.record, reference, target)
@@ -236,30 +246,33 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
     return judged
 
 
-def _weighed(
-    spec: KernelSpec,
-    case: Case,
-    reference: Result,
-    target: Result | str,
-    constants: Constants,
-    options: Options,
-) -> tuple[ByRows | Whole, list[TensorVerdict]]:
-    """The case's yardstick, and the tensors that stand beside it."""
-    if isinstance(target, Result):
-        return weighed(spec, case, reference, target, constants=constants, options=options)
-    yardstick = measure(spec, case, reference, constants=constants, options=options)
-    return yardstick, [_structural(name, case, target, reference) for name in tensor_names(spec)]
-
-
 def _target_result(spec: KernelSpec, case: Case, options: Options) -> Result | str:
     if options.recorded:
         if case.recorded is None:
             return "has no recorded result for this case; capture it with its outputs"
         return Result(outputs=dict(case.recorded.outputs), grads=dict(case.recorded.grads))
     result = run_target(spec, case, twice=case.family in OWN_FAMILIES)
-    if isinstance(result, Result) and case.family in OWN_FAMILIES:
-        _repeated(spec, case, result, options)
+    if isinstance(result, Result) and case.family in OWN_FAMILIES and not is_large(case, options):
+        repeat(spec, case, result, options)
     return result
+
+
+def _judge_repeats(
+    spec: KernelSpec,
+    case: Case,
+    target: Result,
+    yardstick: ByRows | Whole,
+    constants: Constants,
+    options: Options,
+) -> tuple[list[TensorVerdict], dict[str, int]]:
+    """Repeats of a large case; see `judge_repeats`."""
+
+    def settled(again: Result) -> list[TensorVerdict]:
+        near = near_result(again, case)
+        return settle(yardstick, spec, case, near, constants=constants, options=options)[1]
+
+    far, release = far_case(case, target.device), isinstance(yardstick, ByRows)
+    return judge_repeats(spec, far, target, settled, options, release=release)
 
 
 def _judge_configs(
@@ -301,29 +314,6 @@ def _zeros_noted(record: CaseRecord, reference: Result, target: Result) -> CaseR
                 text = f"sign of zero: {count} zeros of {name} have another sign than the reference's"
                 record = _noted(record, text)
     return record
-
-
-def _repeated(spec: KernelSpec, case: Case, first: Result, options: Options) -> None:
-    """Run the same inputs again; results that differ bitwise are noted, to be judged as well."""
-    for number in range(max(0, options.repeats - 1)):
-        tidy(case, options)
-        # No name holds a repeat: it must not outlive the comparison.
-        _keep_differing(
-            run_target(spec, case) if number else interleaved(spec, case), first, crossed=not number
-        )
-
-
-def _keep_differing(again: Result | str, first: Result, *, crossed: bool) -> None:
-    if isinstance(again, str):
-        return
-    for name, text in again.faults.items():
-        first.faults.setdefault(name, text)
-    for name, tensor in again.named().items():
-        was = first.named().get(name)
-        if tensor is not None and was is not None and not same_bits(tensor, was):
-            first.differing.setdefault(name, []).append(tensor)
-            if crossed:
-                first.doubted.setdefault(name, CROSSED)
 
 
 def _structural(name: str, case: Case, text: str, reference: Result) -> TensorVerdict:

@@ -14,8 +14,9 @@ from torch.utils.dlpack import from_dlpack
 
 #: Elements before and after each buffer. A whole tile must land inside, so the band is at least this long.
 _BAND = 1024
-#: Buffers above this many elements get a short band: memory, not the kernel, is what is scarce then.
-_LARGE = 1 << 22
+#: Bands of a buffer with more elements than this are a small part of it: memory is what is scarce then.
+_LARGE = 1 << 20
+_PART = 64
 
 _EMPTY = {
     torch.ops.aten.empty.memory_format,
@@ -49,7 +50,7 @@ class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> torch.Tensor:
         span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         # A multiple of the longest vector load, so that alignment is what a fresh buffer would have.
-        band = _BAND if span > _LARGE else max(_BAND, -(-span // 64) * 64)
+        band = max(_BAND, -(-(span // _PART if span > _LARGE else span) // 64) * 64)
         buffer = torch.full((span + 2 * band,), self._fill, dtype=dtype, device=device)
         self._bands.append((buffer[:band], buffer[band + span :], tuple(shape)))
         return _own_storage(buffer[band:]).as_strided(shape, strides, 0)

@@ -267,7 +267,7 @@ def test_few_unlucky_elements_are_drawn_more_often(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("bridge.verify.blocks.draws_of", lambda case: 1)
     spec = replace(GATED, target=lambda gate, up: _gated(gate, up) * (1 + 4 * torch.finfo(torch.float32).eps))
     case = _case(spec, "float32")
-    plan = plan_blocks(spec, case, _run(spec, case), seed=0)
+    plan = plan_blocks(spec, case, seed=0)
     found = surer_rows(plan, [3, 40, 95])
     assert set(found) == {"y", "grad_gate", "grad_up"} and set(found["y"]) == {3, 40, 95}
     few = {b.start: b.noise["y"].rms.clone() for b in Pass(plan, [(40, 41)], check=False)}
@@ -280,3 +280,88 @@ def _run(spec: KernelSpec, case: Case) -> Result:
     result = run(spec.reference, spec, case)
     assert isinstance(result, Result)
     return result
+
+
+def _counting(wrong: int | None, scale: float) -> tuple[Any, list[int]]:
+    """A target that is off in call number `wrong`, and its calls; the third lies between two others."""
+    calls = [0]
+
+    def target(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return _gated(gate, up) * (scale if calls[0] == wrong else 1.0)
+
+    return target, calls
+
+
+@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("large_bytes", [1, 4 << 20], ids=["rows", "whole"])
+def test_every_repeat_of_a_large_case_is_judged(number: int, large_bytes: int) -> None:
+    options = replace(BY_ROWS, repeats=3, large_bytes=large_bytes)
+    target, calls = _counting(number, 1.5)
+    spec = replace(GATED, target=target)
+    judged = _judged(spec, _case(spec, "float32"), options)
+    assert calls == [4] and judged.record.verdict == "FAIL"
+    assert [t.tensor for t in judged.tensors] == 2 * ["y", "grad_gate", "grad_up"]
+    assert [t.verdict for t in judged.tensors] == ["PASS"] * 3 + ["FAIL"] * 3
+    said = "nondeterministic: y differs from run to run (1 repeats with other bits), each judged"
+    assert said in judged.record.notes
+    assert ("state is kept between calls" in judged.tensors[3].reason) == (number == 2)
+
+
+def test_repeats_of_a_large_case_with_other_bits_may_be_right() -> None:
+    target, _ = _counting(2, 1 + torch.finfo(torch.float32).eps)
+    spec = replace(GATED, target=target)
+    judged = _judged(spec, _case(spec, "float32"), replace(BY_ROWS, repeats=2))
+    assert judged.record.verdict == "PASS" and len(judged.tensors) == 6
+    assert any("differs from run to run" in note for note in judged.record.notes)
+
+
+def test_a_repeat_that_writes_into_its_input_fails() -> None:
+    calls = [0]
+
+    def target(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        y = _gated(gate, up)
+        calls[0] += 1
+        if calls[0] == 2:
+            up.detach().mul_(2.0)
+        return y
+
+    spec = replace(GATED, target=target, grads=())
+    judged = _judged(spec, _case(spec, "float32"), replace(BY_ROWS, repeats=2))
+    assert judged.record.verdict == "FAIL"
+    assert "the input `up` was written to" in judged.tensors[-1].reason
+
+
+def test_of_the_reference_only_what_has_no_rows_is_run_on_the_whole() -> None:
+    """Rows of the reference are run a block at a time, and their gradients with them."""
+    seen: list[tuple[int, tuple[bool, ...]]] = []
+    plain = _rms()
+
+    def reference(x: torch.Tensor, weight: torch.Tensor, **attrs: Any) -> torch.Tensor:
+        if x.dtype == torch.float16:
+            seen.append((x.shape[0], (x.requires_grad, weight.requires_grad)))
+        made: torch.Tensor = plain.reference(x, weight, **attrs)
+        return made
+
+    spec = replace(plain, reference=reference)
+    case = _case(spec, "float16")
+    seen.clear()
+    assert _judged(spec, case, BY_ROWS).record.verdict == "PASS"
+    whole = [needs for rows, needs in seen if rows == 96]
+    assert whole == [(False, True)]
+    assert sum(rows for rows, needs in seen if needs == (True, False)) >= 96
+
+
+def test_a_golden_beside_a_reference_whose_rows_depend_on_each_other_is_made_whole() -> None:
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return (x.float() - x.float().mean()).to(x.dtype)
+
+    _whole(_spec(reference, golden=lambda x: x - 0.0), "float32", "its rows depend on each other")
+
+
+def test_a_reference_that_takes_many_rows_in_another_way_is_run_whole() -> None:
+    def reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x.t().contiguous() if len(x) == 96 else 2 * x), x.float().sum(0)
+
+    spec = _spec(reference, outputs=("y", "total"), grads=())
+    _whole(spec, "float32", "y does not follow the number of rows")
