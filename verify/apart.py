@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from bridge.errors import SpecError
+from bridge.verify.bits import same_bits
 from bridge.verify.case import Case
-from bridge.verify.execute import run
+from bridge.verify.execute import copy_with_layout, run
 from bridge.verify.golden import run_golden
 from bridge.verify.golden_check import disagree
 from bridge.verify.spec import KernelSpec
@@ -160,14 +161,20 @@ def _eager(spec: KernelSpec, case: Case) -> dict[str, torch.Tensor | None]:
     """What the reference gives.
 
     Raises:
-        SpecError: it raises, or returns something else than tensors.
+        SpecError: it raises, returns something else than tensors, or writes to what it is given.
     """
+    inputs, upstream = (
+        tuple(copy_with_layout(t) for t in given) for given in (case.inputs, case.grad_outputs)
+    )
     try:
-        result = run(spec.reference, spec, case)
+        result = run(spec.reference, spec, case, inputs=inputs, grad_outputs=upstream)
     except Exception as error:
         raise SpecError(f"the reference raised {type(error).__name__}: {error}") from error
     if isinstance(result, str):
         raise SpecError(f"the reference {result}")
+    given = zip((*case.inputs, *case.grad_outputs), (*inputs, *upstream), strict=True)
+    if not all(same_bits(before, after) for before, after in given):
+        raise SpecError("the reference must not write to its inputs")
     return result.named()
 
 

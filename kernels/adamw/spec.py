@@ -22,39 +22,44 @@ def target(param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, **o
     return state
 
 
-def _draw(shape: tuple[int, ...], generator: torch.Generator, device: Device) -> Inputs:
-    param, grad, mean, noise = (torch.randn(shape, generator=generator, device=device) for _ in range(4))
-    return param, 0.1 * grad, 0.03 * mean, 0.01 * (1.0 + noise.square())
+def _drawn(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    device: Device,
+    scales: tuple[float, float, float, float],
+) -> Inputs:
+    """Param, grad and mean from N(0, 1), square from 1 + N(0, 1)^2, each times its scale; one after the other."""
 
+    def one(place: int) -> Tensor:
+        values = torch.randn(shape, generator=generator, device=device)
+        if place == 3:
+            values = values.square_().add_(1.0)
+        return values.mul_(scales[place]).to(dtype)
 
-def _lower(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    param, grad, mean, square = inputs
-    return param.to(dtype), grad.to(dtype), mean.to(dtype), square.to(dtype)
+    return one(0), one(1), one(2), one(3)
 
 
 def sample(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: Device) -> Inputs:
     """Parameters from N(0, 1), gradients from N(0, 0.1), moments as such gradients leave them."""
-    return _lower(_draw(shape, generator, device), dtype)
+    return _drawn(shape, dtype, generator, device, (1.0, 0.1, 0.03, 0.01))
 
 
 def quiet(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: Device) -> Inputs:
     """Gradients so small that eps rules the denominator; parameters small enough to show the update."""
-    param, grad, mean, square = _draw(shape, generator, device)
-    return _lower((1e-4 * param, 1e-6 * grad, 1e-6 * mean, 0.0 * square), dtype)
+    return _drawn(shape, dtype, generator, device, (1e-4, 1e-7, 3e-8, 0.0))
 
 
 def loud(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: Device) -> Inputs:
     """Gradients whose square does not fit into fp16."""
-    param, grad, mean, square = _draw(shape, generator, device)
-    return _lower((param, 1e4 * grad, 1e3 * mean, 1e4 * square), dtype)
+    return _drawn(shape, dtype, generator, device, (1.0, 1e3, 30.0, 100.0))
 
 
 def fresh_state(
     shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: Device
 ) -> Inputs:
     """Moments at zero, as before the first step."""
-    param, grad, mean, square = _draw(shape, generator, device)
-    return _lower((1e-3 * param, grad, 0.0 * mean, 0.0 * square), dtype)
+    return _drawn(shape, dtype, generator, device, (1e-3, 0.1, 0.0, 0.0))
 
 
 def _fault_l2_decay(

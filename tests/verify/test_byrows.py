@@ -365,3 +365,37 @@ def test_a_reference_that_takes_many_rows_in_another_way_is_run_whole() -> None:
 
     spec = _spec(reference, outputs=("y", "total"), grads=())
     _whole(spec, "float32", "y does not follow the number of rows")
+
+
+@pytest.mark.parametrize("options", [WHOLE, BY_ROWS], ids=["whole", "rows"])
+def test_where_terms_cancel_to_nothing_lucky_draws_fail_nobody(
+    monkeypatch: pytest.MonkeyPatch, options: Options
+) -> None:
+    """A moment that meets its opposite: golden is next to nothing, and so are some draws of the noise."""
+    monkeypatch.setattr("bridge.verify.blocks.draws_of", lambda case: 1)
+    monkeypatch.setattr("bridge.verify.envelope.draws_of", lambda case: 1)
+
+    def reference(mean: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        return (0.9 * mean.float() + (1.0 - 0.9) * grad.float()).to(mean.dtype)
+
+    def cancelling(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: str) -> Any:
+        mean, grad = (torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(2))
+        mean[::7, ::9], grad[::7, ::9] = -5.0, 45.0
+        return mean, grad
+
+    def fused(mean: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        """One rounding less, as a multiply-add does it."""
+        product = ((1.0 - 0.9) * grad.float()).double() + mean.double() * torch.tensor(0.9).double()
+        return product.float().to(mean.dtype)
+
+    spec = _spec(
+        reference,
+        fused,
+        sample=cancelling,
+        inputs=("mean", "grad"),
+        grads=(),
+        kind="elementwise",
+        dtypes=("bfloat16",),
+    )
+    judged = _judged(spec, _case(spec, "bfloat16"), options)
+    assert judged.record.verdict == "PASS", [t.reason for t in judged.tensors]
