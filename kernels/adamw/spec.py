@@ -29,7 +29,7 @@ def _drawn(
     device: Device,
     scales: tuple[float, float, float, float],
 ) -> Inputs:
-    """Param, grad and mean from N(0, 1), square from 1 + N(0, 1)^2, each times its scale; one after the other."""
+    """Param, grad and mean from N(0, 1), square from 1 + N(0, 1)^2, times their scales; one by one."""
 
     def one(place: int) -> Tensor:
         values = torch.randn(shape, generator=generator, device=device)
