@@ -6,7 +6,8 @@ Repeats of a large case are run when its first result was judged and is gone, so
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Protocol
 
 from bridge.verify.bits import is_marked, mark, same_bits
 from bridge.verify.case import Case
@@ -20,7 +21,8 @@ from bridge.verify.verdict import TensorVerdict
 
 def repeat(spec: KernelSpec, case: Case, first: Result, options: Options) -> None:
     """Run the same inputs again; results that differ bitwise are noted in `first`, to be judged as well."""
-    for crossed, again in _repeats(spec, case, options):
+
+    def compare(again: Result, *, crossed: bool) -> None:
         for name, text in again.faults.items():
             first.faults.setdefault(name, text)
         for name, tensor in again.named().items():
@@ -29,6 +31,8 @@ def repeat(spec: KernelSpec, case: Case, first: Result, options: Options) -> Non
                 first.differing.setdefault(name, []).append(tensor)
                 if crossed:
                     first.doubted.setdefault(name, CROSSED)
+
+    _repeat(spec, case, compare, options)
 
 
 def judge_repeats(
@@ -56,22 +60,33 @@ def judge_repeats(
     if release:
         first.outputs, first.grads, first.differing = {}, {}, {}
     found: list[TensorVerdict] = []
-    for crossed, again in _repeats(spec, case, options):
+
+    def compare(again: Result, *, crossed: bool) -> None:
         other = {n for n, t in again.named().items() if t is not None and not is_marked(t, marks.get(n, t))}
         counts.update(other)
         for name in other if crossed else ():
             first.doubted.setdefault(name, CROSSED)
         odd = other | (again.faults.keys() - first.faults.keys())
         if odd:
-            found += [t for t in settled(again) if t.tensor in odd]
+            found.extend(t for t in settled(again) if t.tensor in odd)
+
+    _repeat(spec, case, compare, options)
     return found, dict(counts)
 
 
-def _repeats(spec: KernelSpec, case: Case, options: Options) -> Iterator[tuple[bool, Result]]:
-    """Each repeat, and whether another call came between its forward and its backward."""
+class _Compare(Protocol):
+    def __call__(self, again: Result, *, crossed: bool) -> None: ...
+
+
+def _repeat(spec: KernelSpec, case: Case, compare: _Compare, options: Options) -> None:
+    """Each repeat is compared, and gone before the next one.
+
+    Args:
+        compare: `crossed` says whether another call came between forward and backward.
+    """
     for number in range(options.repeats - 1):
         tidy(case, options)
         result = run_target(spec, case) if number else interleaved(spec, case)
         if isinstance(result, Result):
-            yield not number, result
-        del result  # it must not outlive the comparison
+            compare(result, crossed=not number)
+        del result

@@ -166,7 +166,7 @@ def test_a_large_case_holds_at_most_twelve_times_its_largest_input(
     monkeypatch.setattr("bridge.verify.bits._PIECE", 1 << 12)
     spec = replace(make(), shapes=((256, 1024),), dtypes=(dtype,))
     case = plan_cases(spec, options=PLAIN)[0]
-    options = replace(PLAIN, large_bytes=1 << 18, repeats=2)
+    options = replace(PLAIN, large_bytes=1 << 18, repeats=3)
     monkeypatch.setattr("bridge.verify.interleaved._LARGEST", 1 << 17)
     monkeypatch.setattr("bridge.verify.memory._LARGE", 1 << 17)
     live = Live()
