@@ -25,6 +25,12 @@ def deepen(x, PRECISE: tl.constexpr):
 
 
 @device_function
+def scalar(value):
+    """A floating argument in fp32; torch.compile passes it in fp64, the interpreter a number of Python."""
+    return (tl.full((), 0.0, tl.float32) + value).to(tl.float32)
+
+
+@device_function
 def read(pointers, inside, PRECISE: tl.constexpr):
     """The block there, 0 where not inside, in the precision to calculate in: fp64 with PRECISE, else fp32."""
     return deepen(widen(tl.load(pointers, mask=inside, other=0.0)), PRECISE)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from bridge.kernels._launch import INTERPRETED, kernel_op, narrow, wrap_triton
-from bridge.kernels._math import read
+from bridge.kernels._math import read, scalar
 
 __all__ = ["INTERPRETED", "adamw_step"]
 
@@ -32,9 +32,9 @@ def adamw_step_kernel(
     square = read(square_ptr + at, inside, PRECISE)
     mean = BETA1 * mean + (1.0 - BETA1) * grad
     square = BETA2 * square + (1.0 - BETA2) * grad * grad
-    root = tl.sqrt(square) / root_correction + EPS
+    root = tl.sqrt(square) / scalar(root_correction) + EPS
     # `decay` is lr times weight_decay: 1 minus it would not survive as an fp32 argument.
-    param = (param - decay * param) - step_size * (mean / root)
+    param = (param - scalar(decay) * param) - scalar(step_size) * (mean / root)
     tl.store(param_ptr + at, narrow(param, param_ptr.dtype.element_ty), mask=inside)
     tl.store(mean_ptr + at, narrow(mean, mean_ptr.dtype.element_ty), mask=inside)
     tl.store(square_ptr + at, narrow(square, square_ptr.dtype.element_ty), mask=inside)

@@ -21,7 +21,7 @@ from bridge.kernels._launch import (
     widen,
     wrap_triton,
 )
-from bridge.kernels._math import exp, exp_in_sum, log1p
+from bridge.kernels._math import exp, exp_in_sum, log1p, scalar
 
 __all__ = ["INTERPRETED", "cross_entropy", "cross_entropy_backward"]
 
@@ -86,8 +86,7 @@ def cross_entropy_forward_kernel(
     below = peak - true
     loss = log1p(tl.where(below == 0.0, others, total - 1.0))
     if SMOOTH:
-        # torch.compile passes it in fp64.
-        part = (tl.full((), 0.0, tl.float32) + smoothing).to(tl.float32)
+        part = scalar(smoothing)
         loss += (1.0 - part) * below + part * (peak - tl.sum(levels, axis=0) / classes)
     else:
         loss += below
@@ -115,9 +114,10 @@ def cross_entropy_backward_kernel(
     grad = tl.load(grad_ptr + row)
     x = widen(tl.load(logits_ptr + row * logits_stride + column, mask=inside, other=0.0))
     p = exp(x - tl.load(peak_ptr + row), PRECISE) * tl.load(scale_ptr + row)
-    share = smoothing / classes
+    part = scalar(smoothing)
+    share = part / classes
     # For the true class, p - 1 is minus the probability of all others, which is known to all its digits.
-    excess = tl.where(column == place, smoothing - tl.load(others_ptr + row), p)
+    excess = tl.where(column == place, part - tl.load(others_ptr + row), p)
     grad_logits = tl.where(label == ignore_index, 0.0, grad * (excess - share))
     at = grad_logits_ptr + row * classes + column
     tl.store(at, narrow(grad_logits, grad_logits_ptr.dtype.element_ty), mask=inside)

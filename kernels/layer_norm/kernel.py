@@ -22,6 +22,7 @@ from bridge.kernels._launch import (
     widen,
     wrap_triton,
 )
+from bridge.kernels._math import scalar
 from bridge.kernels._reduce import fold, split_rows
 
 __all__ = ["INTERPRETED", "MAX_COLUMNS", "layer_norm", "layer_norm_backward"]
@@ -45,8 +46,7 @@ def layer_norm_forward_kernel(
     shift = tl.sum(centred, axis=1) / columns
     centred = tl.where(inside, centred - shift[:, None], 0.0)
     variance = tl.sum(centred * centred, axis=1) / columns
-    # torch.compile passes eps in fp64.
-    rstd = tl.div_rn(tl.full([TILE], 1.0, tl.float32), tl.sqrt_rn((variance + eps).to(tl.float32)))
+    rstd = tl.div_rn(tl.full([TILE], 1.0, tl.float32), tl.sqrt_rn(variance + scalar(eps)))
     tl.store(mean_ptr + row, mean, mask=row < rows)
     tl.store(shift_ptr + row, shift, mask=row < rows)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)

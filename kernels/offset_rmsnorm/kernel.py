@@ -21,6 +21,7 @@ from bridge.kernels._launch import (
     widen,
     wrap_triton,
 )
+from bridge.kernels._math import scalar
 from bridge.kernels._reduce import fold, split_rows
 
 __all__ = ["INTERPRETED", "MAX_COLUMNS", "offset_rms_norm", "offset_rms_norm_backward"]
@@ -40,8 +41,7 @@ def offset_rms_norm_forward_kernel(
     x = widen(tl.load(x_ptr + row64[:, None] * x_stride + column[None, :], mask=inside, other=0.0))
     gain = 1.0 + widen(tl.load(weight_ptr + column, mask=column < columns, other=0.0))
     mean_square = tl.sum(x * x, axis=1) / columns
-    # torch.compile passes eps in fp64.
-    rstd = tl.div_rn(tl.full([TILE], 1.0, tl.float32), tl.sqrt_rn((mean_square + eps).to(tl.float32)))
+    rstd = tl.div_rn(tl.full([TILE], 1.0, tl.float32), tl.sqrt_rn(mean_square + scalar(eps)))
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
     y = gain[None, :] * (x * rstd[:, None])
     y_at = y_ptr + row64[:, None] * columns + column[None, :]

@@ -109,12 +109,17 @@ def test_compile_fullgraph(gate: SimpleNamespace, shape: tuple[int, ...]) -> Non
     # sums come in another order, and a gradient may differ in its last bit.
     torch._dynamo.reset()
     inputs = _drawn(shape, torch.bfloat16, 15, 1.0)
-    grad = torch.randn(shape, device="cuda").to(torch.bfloat16)
 
     def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return offset_rms_norm(x, weight, eps=1e-6, backend="kernel")
 
-    eager = gate.run(function, inputs, [grad], (0, 1))
-    compiled = gate.run(torch.compile(function, fullgraph=True), inputs, [grad], (0, 1))
-    for one, two in zip(eager[0] + eager[1], compiled[0] + compiled[1], strict=True):
-        assert torch.equal(one, two)
+    compiled = torch.compile(function, fullgraph=True)
+    # torch.compile passes eps in fp64: one more rounding shows in few of many draws.
+    for seed in range(20):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        x = torch.randn(shape, generator=generator, device="cuda").to(torch.bfloat16)
+        grad = torch.randn(shape, generator=generator, device="cuda").to(torch.bfloat16)
+        one = gate.run(function, (x, inputs[1]), [grad], (0, 1))
+        two = gate.run(compiled, (x, inputs[1]), [grad], (0, 1))
+        for a, b in zip(one[0] + one[1], two[0] + two[1], strict=True):
+            assert torch.equal(a, b), seed
