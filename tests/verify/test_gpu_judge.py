@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,3 +134,22 @@ def test_memory_that_was_never_written_is_named_on_the_gpu(kernels: Any) -> None
     found = _judged(spec, Options(power=False, sweeps=False, repeats=1))
     assert found.outcome == "FAIL"
     assert found.diagnosis is not None and "never written" in found.diagnosis.cause
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["offset_rmsnorm", "layer_norm", "softmax", "fused_swiglu"])
+def test_a_large_case_takes_at_most_twelve_times_its_largest_input(name: str, dtype: str) -> None:
+    """Drawing it, reference, target with its repeats, golden and noise: all that torch allocates."""
+    from bridge.verify.registry import load_spec
+
+    options = Options(sweeps=False, power=False, repeats=3)
+    spec = replace(load_spec(name).spec, shapes=((4096, 4096),), dtypes=(dtype,))
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = judge(spec, plan_cases(spec, device="cuda", options=options), options=options)
+    peak = torch.cuda.max_memory_allocated() - before
+    assert found.outcome == "PASS", [t.reason for t in found.tensors]
+    assert found.cases[0].notes[0].startswith("golden and noise were made in ")
+    unit = 4096 * 4096 * getattr(torch, dtype).itemsize
+    assert peak <= 12 * unit, peak / unit
