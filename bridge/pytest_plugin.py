@@ -16,6 +16,7 @@ Every pytest run in the environment imports this module, so it loads neither tor
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,18 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"--bridge-report needs a folder (one report per test), got the file {report}"
         )
+    if report is not None or config.getoption("bridge_from") is not None:
+        _prepare_triton()
+
+
+def _prepare_triton() -> None:
+    """Let kernels run without a GPU, before a test module imports triton."""
+    from bridge.errors import UsageError
+    from bridge.verify.registry import prepare_triton
+
+    # Where another plugin has imported triton already, the kernel itself says what is wrong.
+    with contextlib.suppress(UsageError):
+        prepare_triton()
 
 
 def _capture(config: pytest.Config) -> Capture | None:

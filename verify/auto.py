@@ -385,7 +385,9 @@ def stock_parameters(pair: Pair, view: CapturedCall) -> dict[str, torch.Tensor]:
         held |= module.state_dict()
     lacking = [key for key in pair.names if key not in held]
     if lacking:
+        got = ", ".join(view.params) or "none"
         raise SpecError(
-            f"captured {view.call.key} has no {', '.join(lacking)}; it has {', '.join(view.params) or 'none'}"
+            f"captured {view.call.key} must hold {', '.join(pair.names)}, got {got}; "
+            f"capture the step with --ops {type(pair.stock).__name__}, which keeps a call's parameters"
         )
     return held

@@ -11,7 +11,7 @@ import torch
 
 from bridge.capture import Tracer, load_capture
 from bridge.capture.select import Selection
-from bridge.errors import UsageError
+from bridge.errors import BridgeError, UsageError
 from bridge.verify.request import Request
 from bridge.verify.session import execute
 from tests.verify.feed_forward import capture, feed_forward_config
@@ -175,6 +175,19 @@ def test_a_capture_without_the_config_says_how_to_get_one(tmp_path: Path) -> Non
     assert load_capture(tmp_path / "bare").calls
     with pytest.raises(UsageError, match="does not hold the torchtitan config of module 'feed_forward'"):
         execute(Request(op=FUSED, capture=str(tmp_path / "bare")))
+
+
+def test_a_capture_without_the_parameters_says_how_to_get_them(tmp_path: Path) -> None:
+    model = torch.nn.Module()
+    model.feed_forward = feed_forward_config().build()
+    config = {"model_spec": {"model": {"feed_forward": feed_forward_config().to_dict()}}}
+    selection = Selection(patterns=("Linear",))
+    tracer = Tracer(model, out=tmp_path / "other", step=1, selection=selection, config=config)
+    with tracer:
+        model.feed_forward(torch.randn(2, 16))
+    tracer.finish()
+    with pytest.raises(BridgeError, match=r"must hold w1.weight.* capture the step with --ops FeedForward"):
+        execute(Request(op=FUSED, capture=str(tmp_path / "other")))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("helion") is not None, reason="the package is installed here")
