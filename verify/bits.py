@@ -33,9 +33,9 @@ def all_finite(tensor: torch.Tensor) -> bool:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal shapes and values, NaN equal to NaN."""
-    if a.shape != b.shape:
-        return False
+    """Equal shapes and values, NaN equal to NaN; meta tensors, which have no values, are the same."""
+    if a.shape != b.shape or a.is_meta or b.is_meta:
+        return a.shape == b.shape and a.is_meta and b.is_meta
     return all(
         bool(((x == y) | ((x != x) & (y != y))).all()) for x, y in zip(pieces(a), pieces(b), strict=True)
     )
@@ -43,7 +43,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def mark(tensor: torch.Tensor, *, clone: bool) -> torch.Tensor | int:
     """What `as_marked` needs later: a copy, or of a large tensor a checksum that sees bits and places."""
-    if clone or tensor.numel() <= _PIECE or tensor.element_size() not in _SAME_SIZE:
+    if clone or tensor.is_meta or tensor.numel() <= _PIECE or tensor.element_size() not in _SAME_SIZE:
         return tensor.clone()
     return _checksum(tensor)
 

@@ -27,7 +27,7 @@ from bridge.verify.raised import broke_gpu, fault, gradless, in_words, lacks_mem
 from bridge.verify.repeats import judge_repeats, repeat
 from bridge.verify.spec import KernelSpec
 from bridge.verify.steps import steps_of
-from bridge.verify.structure import name_of
+from bridge.verify.structure import meta_mismatch, name_of
 from bridge.verify.summary import coverage, overall, sentence
 from bridge.verify.tasks import Kept, has_room
 from bridge.verify.verdict import (
@@ -308,7 +308,9 @@ def _zeros_noted(record: CaseRecord, reference: Result, target: Result) -> CaseR
     eager = reference.named()
     for name, got in target.named().items():
         want = eager.get(name)
-        if got is not None and want is not None and got.shape == want.shape and got.is_floating_point():
+        if got is None or want is None or meta_mismatch(got, want) is not None:
+            continue
+        if got.is_floating_point():
             count = zero_signs(want, got)
             if count:
                 text = f"sign of zero: {count} zeros of {name} have another sign than the reference's"

@@ -21,6 +21,7 @@ def where_it_sits(failing: Sequence[Any]) -> str:
                 got is None
                 or want is None
                 or got.shape != want.shape
+                or got.device != want.device
                 or not got.is_floating_point()
                 or not got.numel()
             ):

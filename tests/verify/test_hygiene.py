@@ -125,3 +125,14 @@ def test_gradients_in_memory_of_the_kernels_own_are_read_before_they_are_written
     result = run_target(spec, plan_cases(spec, options=PLAIN)[0], twice=True)
     assert isinstance(result, Result)
     assert list(result.doubted) == (["grad_x"] if step else [])
+
+
+@pytest.mark.parametrize("large_bytes", [1, 4 << 20], ids=["large", "small"])
+def test_results_on_another_device_fail_by_their_structure(large_bytes: int) -> None:
+    """The meta device, since every machine has it; its tensors have no values to compare."""
+    spec = _spec(lambda x: torch.empty_like(x, device="meta"), ("x",))
+    options = Options(sweeps=False, power=False, repeats=3, large_bytes=large_bytes)
+    found = judge(spec, plan_cases(spec, options=options), options=options)
+    assert found.outcome == "FAIL"
+    y = next(t for t in found.tensors if t.tensor == "y")
+    assert "device must be cpu as the reference's, got meta" in y.reason
