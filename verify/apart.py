@@ -24,6 +24,7 @@ from bridge.verify.spec import KernelSpec
 #: Rows tried together; they are cut into parts of these lengths, no two neighbours alike, so that neither
 #: pairs nor aligned groups of rows go unnoticed.
 _PARTS = (2, 3, 1)
+FEW = sum(_PARTS)
 #: Fewer rows than this cannot be cut into blocks that are small beside the whole.
 FEWEST = 48
 #: Assignments of axes that are tried on one axis of the largest input.
@@ -139,7 +140,7 @@ def _holds(spec: KernelSpec, case: Case, inputs: tuple[Axis, ...], extent: int) 
     rows = _outputs_of(spec, case, inputs, extent)
     if rows is None:
         return None
-    count = sum(_PARTS)
+    count = FEW
     for start in (0, (extent - count) // 2, extent - count):
         edges = list(itertools.accumulate(_PARTS, initial=start))
         try:
@@ -182,7 +183,7 @@ def _outputs_of(spec: KernelSpec, case: Case, inputs: tuple[Axis, ...], extent: 
     """Axes of the outputs, and so of their upstream gradients, from how their shapes follow the rows."""
     forward = replace(spec, grads=())
     plain = Rows(extent=extent, inputs=inputs, upstream=(), results={}, likes={})
-    few, more = _PARTS[0], sum(_PARTS)
+    few, more = _PARTS[0], FEW
     without = replace(case, grad_outputs=())
     try:
         small = run_golden(forward, plain.block(without, 0, few)).outputs

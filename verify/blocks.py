@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from bridge.verify.added import Cascade, may_add, run_wide
 from bridge.verify.apart import NotApartError, Rows, rows_apart
 from bridge.verify.case import Case
 from bridge.verify.envelope import DRAWS_SURE, Envelope, Gathered, draws_of, wider
@@ -64,6 +65,7 @@ class Plan:
     sizes: dict[str, int]  #: elements of each result
     seed: int
     height: int  #: rows of a block
+    added: bool  #: what has no rows may be added up over the reference's blocks
 
     @property
     def spans(self) -> list[Span]:
@@ -104,6 +106,7 @@ def plan_blocks(spec: KernelSpec, case: Case, *, seed: int) -> Plan:
         sizes={name: like.numel() for name, like in likes.items()},
         seed=seed,
         height=max(1, rows.extent * most // size),
+        added=may_add(spec, case, rows),
     )
 
 
@@ -223,6 +226,7 @@ class Pass:
         self._lost: dict[str, torch.Tensor] = {}
         self._moved: list[dict[str, torch.Tensor]] = [{} for _ in MOVES]
         self._doubts: dict[str, Doubt] = {}
+        self._sums: dict[str, Cascade] = {}
 
     def __iter__(self) -> Iterator[Block]:
         plan = self._plan
@@ -267,15 +271,25 @@ class Pass:
             NotApartError: it takes these rows in another way than those at which it was looked first.
         """
         plan = self._plan
-        grads = tuple(name for name in plan.spec.grads if plan.rows.results[f"grad_{name}"] is not None)
-        result = run(plan.spec.reference, replace(plan.spec, grads=grads), case)
+        if plan.added:
+            result = run_wide(plan.spec, case, plan.rows)
+        else:
+            grads = tuple(name for name in plan.spec.grads if plan.rows.results[f"grad_{name}"] is not None)
+            result = run(plan.spec.reference, replace(plan.spec, grads=grads), case)
         if isinstance(result, str):
             raise NotApartError(f"the reference {result}")
-        found = {n: t for n, t in result.named().items() if t is not None and n not in self._whole}
+        named = {name: tensor for name, tensor in result.named().items() if tensor is not None}
+        found = {name: tensor for name, tensor in named.items() if name not in self._whole}
         for name, tensor in found.items():
             if name not in golden or tensor.shape != golden[name].shape or tensor.dtype != plan.dtypes[name]:
                 raise NotApartError(f"the reference gives another {name} for some rows than for others")
+        for name in self._whole if plan.added else ():
+            self._sums.setdefault(name, Cascade()).add(named[name])
         return found
+
+    def reference(self) -> dict[str, torch.Tensor]:
+        """What has no rows as the reference gives it; {} where that is not added up over the blocks."""
+        return {name: total.sum().to(self._plan.dtypes[name]) for name, total in self._sums.items()}
 
     def _add_golden(self, named: dict[str, torch.Tensor], again: Result | None) -> None:
         other = again.named() if again is not None else {}

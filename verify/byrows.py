@@ -202,7 +202,7 @@ class ByRows:
         self._over = {row for stream in streams if stream.lucky for row in stream.over}
         self._plain = {i.name for i in judged if i.stream is not None and not i.stream.lucky}
         noise, jumpy = way.noise(), way.ties() if ties else {}
-        golden, eager = dict(way.golden), dict(self._eager)
+        golden, eager = dict(way.golden), self._eager | way.reference()
         for name, parts in gathered.items():
             axis = plan.rows.results[name]
             assert axis is not None

@@ -1,8 +1,9 @@
 """The reference of a case in its own dtype: run whole, or for a large case with independent rows in blocks.
 
 Torch holds up to fifteen copies of a 16-bit input while the FP32 formula of a norm runs backward. In blocks
-of rows the reference takes no more than golden; what belongs to all rows (the gradient of a weight) needs
-one run on the whole, in which no other gradient is asked for.
+of rows the reference takes no more than golden. What belongs to all rows (the gradient of a weight) is added
+up over the blocks in FP32 where the formula does that too; where it does not (a reference in 16 bits
+throughout), it comes from one run on the whole, in which no other gradient is asked for.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bridge.errors import KernelError
-from bridge.verify.apart import NotApartError, Rows
+from bridge.verify.apart import NotApartError
 from bridge.verify.blocks import Plan, plan_blocks
 from bridge.verify.case import Case
 from bridge.verify.every import FAMILY as EVERY
@@ -60,7 +61,7 @@ def run_eager(spec: KernelSpec, case: Case, options: Options) -> Eager:
     try:
         plan = plan_blocks(spec, case, seed=options.seed)
         tidy(case, options)
-        return Eager(result=_beside_rows(spec, case, plan.rows), plan=plan)
+        return Eager(result=_beside_rows(spec, case, plan), plan=plan)
     except NotApartError as error:
         return Eager(result=run_whole(spec, case), why=str(error))
 
@@ -94,18 +95,19 @@ def run_again(spec: KernelSpec, case: Case) -> Result:
         raise KernelError(refusal(spec, case, "reference", error)) from error
 
 
-def _beside_rows(spec: KernelSpec, case: Case, rows: Rows) -> Result:
-    """Results without rows, from a run on the whole, and stand-ins for all others."""
+def _beside_rows(spec: KernelSpec, case: Case, plan: Plan) -> Result:
+    """Stand-ins for what the blocks give, and from a run on the whole what has no rows if they do not."""
+    rows = plan.rows
     outputs = {name: like for name in spec.outputs if (like := rows.like(name)) is not None}
     likes = {name: rows.like(f"grad_{name}") for name in spec.grads}
     shared = [n for n, like in likes.items() if like is not None and rows.results[f"grad_{n}"] is None]
-    if shared or any(rows.results[name] is None for name in outputs):
-        # Of some rows `rows_apart` has seen that it writes to none of its inputs.
-        whole = run_whole(replace(spec, grads=tuple(shared)), case, copies=False)
-        for name, got in whole.outputs.items():
-            if (text := meta_mismatch(got, outputs[name])) is not None:
-                raise NotApartError(f"{name} does not follow the number of rows: {text}")
-            if rows.results[name] is None:
-                outputs[name] = got
-        likes |= whole.grads
-    return Result(outputs=outputs, grads=likes)
+    if plan.added or not (shared or any(rows.results[name] is None for name in outputs)):
+        return Result(outputs=outputs, grads=likes)
+    # Of some rows `rows_apart` has seen that it writes to none of its inputs.
+    whole = run_whole(replace(spec, grads=tuple(shared)), case, copies=False)
+    for name, got in whole.outputs.items():
+        if (text := meta_mismatch(got, outputs[name])) is not None:
+            raise NotApartError(f"{name} does not follow the number of rows: {text}")
+        if rows.results[name] is None:
+            outputs[name] = got
+    return Result(outputs=outputs, grads=likes | whole.grads)

@@ -157,7 +157,7 @@ def test_a_large_case_takes_at_most_twelve_times_its_largest_input(name: str, dt
 
 @pytest.mark.parametrize("large_bytes", [1 << 12, 4 << 20], ids=["large", "small"])
 def test_results_on_the_host_fail_by_their_structure(large_bytes: int) -> None:
-    spec = _spec("host", lambda x: 2 * x, lambda x: (2 * x).cpu(), grads=("x",))
+    spec = _spec("host", lambda x: 2 * x, lambda x: (2 * x).cpu())
     options = Options(repeats=3, large_bytes=large_bytes, max_edges=4)
     found = judge(spec, plan_cases(spec, device="cuda", options=options), options=options)
     assert found.outcome == "FAIL"
