@@ -8,7 +8,6 @@ import msgspec
 
 from bridge.verify.case import Case
 from bridge.verify.execute import tensor_names
-from bridge.verify.judge import Judgement
 from bridge.verify.request import Declared, Lost
 from bridge.verify.spec import KernelSpec
 from bridge.verify.verdict import (
@@ -20,6 +19,7 @@ from bridge.verify.verdict import (
     TensorVerdict,
     Verdict,
 )
+from bridge.verify.weigh import Judgement
 
 #: How the structure of a tensor begins that a dead process left no result of.
 LOST = "no result: "

@@ -15,10 +15,10 @@ from bridge.verify.companions import Compared
 from bridge.verify.compare import Trio, differing, discrete_verdict, judge_tensor, settle_finite
 from bridge.verify.eager import Eager, run_again
 from bridge.verify.envelope import Envelope
-from bridge.verify.evidence import Evidence
 from bridge.verify.execute import Result
 from bridge.verify.local import as_matrix, cell_of
 from bridge.verify.options import Options
+from bridge.verify.part import some_rows
 from bridge.verify.poisoned import poisoned_rows
 from bridge.verify.spec import KernelSpec
 from bridge.verify.stream import Asked, Stream
@@ -217,9 +217,9 @@ class ByRows:
         """As they are: their gates are valid."""
         return tensors
 
-    def evidence(self, target: Result, tensors: list[TensorVerdict]) -> Evidence | None:
-        """None: too large to try variants on."""
-        return None
+    def some_rows(self) -> Case:
+        """A few of the rows, wrong ones among them."""
+        return some_rows(self._plan, self._over)
 
     def _begin(
         self, name: str, result: torch.Tensor | None, target: Result, typical: Mapping[str, Typical]

@@ -36,24 +36,32 @@ def _misdeed(failing: Sequence[Evidence]) -> tuple[str, str] | None:
     for e in failing:
         for t in e.tensors:
             text = e.target.faults.get(t.tensor)
-            if text is None:
-                continue
-            if "grad_output" in text:
-                return (
-                    f"the backward overwrites grad_output: {t.tensor} is written in place into its memory, "
-                    "so every other consumer of that gradient and a second backward read garbage",
-                    text,
-                )
-            if "input" in text:
-                return f"the kernel overwrites its input in place: {text}", f"seen on {e.case.name}"
-            if "wrote" in text:
-                return f"writes outside its buffers: {text}", f"seen on {e.case.name}"
-            return text, f"seen on {e.case.name}"
+            if text is not None:
+                return cause_of(text, t.tensor, e.case.name)
     for e in failing:
         for t in e.tensors:
             if t.structure is not None and "elements" not in t.structure:
                 return f"structure: {t.structure}", f"seen on {e.case.name}"
     return None
+
+
+def cause_of(fault: str, tensor: str, case: str) -> tuple[str, str]:
+    """Cause and evidence in words, from a misdeed as `Result.faults` tells it.
+
+    Args:
+        tensor, case: where it was seen.
+    """
+    if "grad_output" in fault:
+        return (
+            f"the backward overwrites grad_output: {tensor} is written in place into its memory, "
+            "so every other consumer of that gradient and a second backward read garbage",
+            fault,
+        )
+    if "input" in fault:
+        return f"the kernel overwrites its input in place: {fault}", f"seen on {case}"
+    if "wrote" in fault:
+        return f"writes outside its buffers: {fault}", f"seen on {case}"
+    return fault, f"seen on {case}"
 
 
 def _reads_unwritten(spec: KernelSpec, failing: Sequence[Evidence]) -> tuple[str, str] | None:

@@ -131,9 +131,9 @@ def _backward(
     *,
     twice: Twice | None,
 ) -> dict[str, torch.Tensor | None]:
-    pairs = [(o, g) for o, g in zip(outputs, upstream, strict=False) if o.requires_grad]
+    pairs = [(o, _shaped(g, o)) for o, g in zip(outputs, upstream, strict=False) if o.requires_grad]
     names = [spec.inputs[i] for i in wanted]
-    if not pairs:
+    if not pairs or any(o.shape != g.shape for o, g in pairs):
         return dict.fromkeys(names)
     roots = tuple(o for o, _ in pairs)
     grads_in = tuple(g if g.dtype == o.dtype else g.to(o.dtype) for o, g in pairs)
@@ -148,7 +148,7 @@ def _backward(
         if g is not None
     }
     if twice is not None:
-        kept = [g for o, g in zip(outputs, twice.upstream, strict=False) if o.requires_grad]
+        kept = [_shaped(g, o) for o, g in zip(outputs, twice.upstream, strict=False) if o.requires_grad]
         marks = tuple(mark(g, clone=twice.clone) if g is not None else None for g in grads)
         # What the first backward left in the upstream gradients must not pass for the second one's doing.
         fresh = tuple(_unwritten(g, was) for g, was in zip(grads_in, kept, strict=True))
@@ -168,6 +168,13 @@ def _backward(
                 result.doubted[f"grad_{name}"] = _SECOND
         grads = first
     return {n: (g.detach() if g is not None else None) for n, g in zip(names, grads, strict=True)}
+
+
+def _shaped(upstream: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """The upstream gradient in the shape of an output that should have had its shape, where that can be."""
+    if upstream.shape == output.shape or upstream.numel() != output.numel():
+        return upstream
+    return upstream.reshape(output.shape)
 
 
 def _unwritten(given: torch.Tensor, was: torch.Tensor) -> torch.Tensor:

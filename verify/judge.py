@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -12,7 +13,6 @@ from bridge.errors import KernelError, NothingJudgedError
 from bridge.verify.autotune import each_config
 from bridge.verify.byrows import ByRows, measure, settle
 from bridge.verify.case import Case
-from bridge.verify.diagnosis import diagnose
 from bridge.verify.doubted import repeats_blamed
 from bridge.verify.eager import is_large, run_eager, tidy
 from bridge.verify.every import FAMILY as EVERY
@@ -22,56 +22,22 @@ from bridge.verify.execute import Result, run_target, tensor_names
 from bridge.verify.nearby import beside, far_case, near_case, near_result
 from bridge.verify.options import Options
 from bridge.verify.plan import OWN_FAMILIES
-from bridge.verify.power import measure_power
 from bridge.verify.raised import broke_gpu, fault, gradless, in_words, lacks_memory, refusal
 from bridge.verify.repeats import judge_repeats, repeat
 from bridge.verify.spec import KernelSpec
-from bridge.verify.steps import steps_of
 from bridge.verify.structure import meta_mismatch, name_of
-from bridge.verify.summary import coverage, overall, sentence
-from bridge.verify.tasks import Kept, has_room
 from bridge.verify.verdict import (
     CaseRecord,
     Constants,
-    Coverage,
-    Diagnosis,
     Outcome,
-    Power,
     TensorVerdict,
     worst_outcome,
 )
+from bridge.verify.weigh import JudgedCase, Judgement, keep_little, weigh
 from bridge.verify.whole import Whole
 
 #: Cases with more input elements than this are not kept for diagnosis.
 _KEPT_ELEMENTS = 1 << 18
-
-
-@dataclass(slots=True, kw_only=True)
-class Judgement:
-    """The parts of a Verdict that judging makes; the caller adds provenance and fidelity."""
-
-    outcome: Outcome
-    summary: str
-    tensors: tuple[TensorVerdict, ...]
-    cases: tuple[CaseRecord, ...]
-    diagnosis: Diagnosis | None
-    power: Power
-    coverage: Coverage
-    kernels: tuple[str, ...]  #: Triton kernels or custom ops that the target was seen to run
-    raised: frozenset[str] = frozenset()  #: cases on which the target raised
-    never_ran: str | None = None  #: why, where the target raised on every case: nothing was judged
-
-
-@dataclass(slots=True)
-class JudgedCase:
-    """One case after judging."""
-
-    record: CaseRecord
-    tensors: list[TensorVerdict] = field(default_factory=list)
-    refused: str | None = None
-    raised: str | None = None  #: one line about a target that raised, whether or not it may
-    tiles: tuple[int, ...] = ()
-    evidence: Evidence | None = None  #: kept for failing cases and some others, while they are small
 
 
 def judge(
@@ -104,82 +70,6 @@ def judge(
             keep_little(one, judged)
             judged.append(one)
     return weigh(spec, judged, constants=constants, options=options)
-
-
-def weigh(
-    spec: KernelSpec,
-    judged: list[JudgedCase],
-    *,
-    constants: Constants,
-    options: Options,
-    power: Power | None = None,
-) -> Judgement:
-    """What the judged cases come to together: outcome, power, diagnosis, coverage.
-
-    Args:
-        power: measured already; None: measured here, where nothing failed.
-    """
-    tensors = tuple(t for j in judged for t in j.tensors)
-    outcome = overall(judged)
-    if not options.power or outcome == "FAIL":
-        power = Power()
-    elif power is None:
-        power = _power(spec, judged, constants)
-    if power.not_revealed and not power.revealed:
-        outcome = worst_outcome([outcome, "INCONCLUSIVE"])
-    diagnosis = _diagnosis(spec, judged) if outcome == "FAIL" else None
-    return Judgement(
-        outcome=outcome,
-        summary=sentence(spec.name, outcome, judged, diagnosis),
-        tensors=tensors,
-        cases=tuple(j.record for j in judged),
-        diagnosis=diagnosis,
-        power=power,
-        coverage=msgspec.structs.replace(
-            coverage(judged, options), steps=steps_of(spec, judged, diagnosis, options.repeats)
-        ),
-        kernels=tuple(dict.fromkeys(k for j in judged for k in j.record.launches)),
-        raised=frozenset(j.record.name for j in judged if j.raised is not None),
-        never_ran=judged[0].raised if judged and all(j.raised is not None for j in judged) else None,
-    )
-
-
-def keep_little(one: JudgedCase, before: list[JudgedCase]) -> None:
-    """Drop the tensors of a case unless diagnosis may need them: peak memory is one case's."""
-    if one.evidence is not None and not worth_keeping(
-        one.evidence, [kept_of(j.evidence) for j in before if j.evidence is not None]
-    ):
-        one.evidence = None
-
-
-def worth_keeping(e: Evidence, before: Sequence[Kept]) -> bool:
-    """Whether evidence is small, and among the first of its kind after what was kept `before`."""
-    return sum(t.numel() for t in e.case.inputs) <= _KEPT_ELEMENTS and has_room(kept_of(e), before)
-
-
-def kept_of(e: Evidence, number: int = 0) -> Kept:
-    """The facts about evidence that decide what else is kept."""
-    return Kept(number=number, dtype=e.case.dtype, family=e.case.family, failed=bool(e.failed))
-
-
-def _power(spec: KernelSpec, judged: list[JudgedCase], constants: Constants) -> Power:
-    evidence = [j.evidence for j in judged if j.evidence is not None and not j.evidence.failed]
-    tiles = tuple(sorted({t for j in judged for t in j.tiles}))
-    return measure_power(spec, evidence, constants, tiles)
-
-
-def _diagnosis(spec: KernelSpec, judged: list[JudgedCase]) -> Diagnosis:
-    evidence = [j.evidence for j in judged if j.evidence is not None]
-    tiles = tuple(sorted({t for j in judged for t in j.tiles}))
-    failing, passing = [e for e in evidence if e.failed], [e for e in evidence if not e.failed]
-    if not failing:
-        # A target that raised, or returned something else than tensors, left nothing to try variants on.
-        for tensor in (t for j in judged for t in j.tensors):
-            if tensor.structure is not None and tensor.verdict == "FAIL":
-                return Diagnosis(
-                    cause=f"structure: {tensor.structure}", explained=1.0, evidence=f"seen on {tensor.case}"
-                )
-    return diagnose(spec, failing, passing, tiles)
 
 
 def constants_of(spec: KernelSpec) -> Constants:
@@ -234,13 +124,17 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
         if (case.configs or case.family == "captured") and not options.recorded and target.autotuned:
             _judge_configs(spec, case, judged, reference, yardstick, target.device)
         judged.tensors = yardstick.conditioned(judged.tensors, target)
+        judged.faults, judged.differing = dict(target.faults), differing
         for name, count in differing.items():
             text = f"nondeterministic: {name} differs from run to run ({count} repeats with other bits)"
             judged.record = _noted(judged.record, f"{text}, each judged")
         if case.family == EVERY:
             judged.record = _zeros_noted(judged.record, reference, target)
         judged.tiles = target.tiles
-        judged.evidence = yardstick.evidence(target, judged.tensors)
+        if isinstance(yardstick, Whole):
+            judged.evidence = yardstick.evidence(target, judged.tensors)
+        elif options.power or any(t.verdict == "FAIL" for t in judged.tensors):
+            judged.evidence = _on_some_rows(spec, yardstick, judged.tensors, constants, options)
     verdict = worst_outcome([t.verdict for t in judged.tensors] or ["PASS WITH LIMITATIONS"])
     judged.record = _with(judged.record, verdict, time.perf_counter() - start)
     return judged
@@ -273,6 +167,25 @@ def _judge_repeats(
 
     far, release = far_case(case, target.device), isinstance(yardstick, ByRows)
     return judge_repeats(spec, far, target, settled, options, release=release)
+
+
+def _on_some_rows(
+    spec: KernelSpec,
+    yardstick: ByRows,
+    tensors: Sequence[TensorVerdict],
+    constants: Constants,
+    options: Options,
+) -> Evidence | None:
+    """A few rows of a large case for power and diagnosis; None where the target fares worse on them alone."""
+    little = replace(options, large_bytes=sys.maxsize, repeats=1)
+    try:
+        one = judge_case(spec, yardstick.some_rows(), constants=constants, options=little)
+    except KernelError:
+        return None
+    failed = {t.tensor for t in tensors if t.verdict == "FAIL"}
+    if one is None or one.evidence is None or not failed.issuperset(one.evidence.failed):
+        return None
+    return one.evidence
 
 
 def _judge_configs(

@@ -14,7 +14,7 @@ from bridge.verify import assemble, drawn, fallback, provenance, recorded, regis
 from bridge.verify.bind import Bindings, bind_cases
 from bridge.verify.case import Case
 from bridge.verify.entries import Announced, Entry, entry_of, one_thread
-from bridge.verify.judge import Judgement, constants_of, judge
+from bridge.verify.judge import constants_of, judge
 from bridge.verify.loading import check_choices, load, refuse_torn
 from bridge.verify.lost import not_judged
 from bridge.verify.options import Options
@@ -35,6 +35,7 @@ from bridge.verify.request import (
 )
 from bridge.verify.spec import KernelSpec
 from bridge.verify.verdict import Constants, Provenance, Verdict
+from bridge.verify.weigh import Judgement
 
 if TYPE_CHECKING:
     from bridge.capture.store import Capture

@@ -16,7 +16,7 @@ import torch
 from bridge.errors import KernelError
 from bridge.verify.case import Case
 from bridge.verify.entries import Entry, one_thread, settle
-from bridge.verify.judge import JudgedCase, judge_case, keep_little, kept_of, weigh, worth_keeping
+from bridge.verify.judge import judge_case
 from bridge.verify.plan import OWN_FAMILIES, observe_tiles
 from bridge.verify.power import power_of, try_variants
 from bridge.verify.provenance import case_digests
@@ -45,6 +45,7 @@ from bridge.verify.tasks import (
     Try,
 )
 from bridge.verify.tasks import Plan as Planning
+from bridge.verify.weigh import JudgedCase, keep_little, kept_of, weigh, worth_keeping
 
 #: Estimates, in units of a small case: elements that take as long, and a compilation.
 _UNIT_ELEMENTS = 4096

@@ -15,7 +15,7 @@ from bridge.verify.trace import Op, record
 from bridge.verify.verdict import Diagnosis, TensorVerdict
 
 if TYPE_CHECKING:
-    from bridge.verify.judge import JudgedCase
+    from bridge.verify.weigh import JudgedCase
 
 #: Ops whose dtype is that of an accumulator.
 _SUMS = frozenset("sum mean mm bmm addmm cumsum var_mean logsumexp dot mv index_add scatter_add".split())

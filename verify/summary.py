@@ -11,7 +11,7 @@ from bridge.verify.raised import RAISED
 from bridge.verify.verdict import Coverage, Diagnosis, Outcome, TensorVerdict, worst_outcome
 
 if TYPE_CHECKING:
-    from bridge.verify.judge import JudgedCase
+    from bridge.verify.weigh import JudgedCase
 
 #: A summary is one sentence that a person reads in a terminal; details stand in the table.
 LONGEST = 160

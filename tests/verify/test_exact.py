@@ -9,9 +9,10 @@ import torch
 
 from bridge.verify import KernelSpec
 from bridge.verify.exact import FAMILY, exact_tensors
-from bridge.verify.judge import Judgement, judge
+from bridge.verify.judge import judge
 from bridge.verify.options import Options
 from bridge.verify.plan import plan_cases
+from bridge.verify.weigh import Judgement
 from tests.verify.corpus import losses, norms, pointwise
 from tests.verify.corpus.pairs import full, fused, last, normal
 

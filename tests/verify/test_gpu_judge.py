@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from bridge.verify import KernelSpec
-from bridge.verify.judge import Judgement, judge
+from bridge.verify.judge import judge
 from bridge.verify.options import Options
 from bridge.verify.plan import plan_cases
+from bridge.verify.weigh import Judgement
 from tests.verify.corpus.pairs import full, normal
 
 pytestmark = pytest.mark.gpu

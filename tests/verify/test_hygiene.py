@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,3 +137,23 @@ def test_results_on_another_device_fail_by_their_structure(large_bytes: int) -> 
     assert found.outcome == "FAIL"
     y = next(t for t in found.tensors if t.tensor == "y")
     assert "device must be cpu as the reference's, got meta" in y.reason
+
+
+@pytest.mark.parametrize(
+    ("shape", "failed"),
+    [((-1, 1), {"mean"}), ((2, -1), {"mean"}), (None, {"mean", "grad_x"})],
+    ids=["one axis more", "folded", "half of it"],
+)
+def test_a_result_of_another_shape_fails_beside_its_gradients(
+    shape: tuple[int, ...] | None, failed: set[str]
+) -> None:
+    def target(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean = x.mean(-1)
+        return 2 * x, (mean.reshape(shape) if shape is not None else mean[::2])
+
+    spec = replace(_spec(target, ("x",)), outputs=("y", "mean"), kind="reduction")
+    spec = replace(spec, reference=lambda x: (2 * x, x.mean(-1)))
+    found = judge(spec, plan_cases(spec, options=PLAIN), options=PLAIN)
+    assert {t.tensor for t in found.tensors if t.verdict == "FAIL"} == failed
+    assert any("shape must be (4,) as the reference's" in t.reason for t in found.tensors)
+    assert found.diagnosis is not None and "shape must be (4,)" in found.diagnosis.cause

@@ -12,9 +12,10 @@ import torch
 from bridge.errors import KernelError, NothingJudgedError, SpecError
 from bridge.verify import KernelSpec
 from bridge.verify.api import verify_kernel
-from bridge.verify.judge import Judgement, judge
+from bridge.verify.judge import judge
 from bridge.verify.options import Options
 from bridge.verify.plan import plan_cases
+from bridge.verify.weigh import Judgement
 from tests.verify.corpus import benign, losses, norms, pointwise
 from tests.verify.corpus.pairs import Pair, full, normal
 

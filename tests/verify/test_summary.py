@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bridge.verify.judge import JudgedCase
 from bridge.verify.summary import LONGEST, failure, overall, sentence
 from bridge.verify.verdict import CaseRecord, Companion, Diagnosis, Outcome, TensorVerdict
+from bridge.verify.weigh import JudgedCase
 
 LONG = "the reciprocal root, rstd (`rsqrt` of x) is rounded to float16 (early cast); and " * 3
 
