@@ -29,6 +29,8 @@ from bridge.verify.verdict import (
 
 #: Cases with more input elements than this are not kept for diagnosis.
 _KEPT_ELEMENTS = 1 << 18
+#: What is said where nothing shows that the inputs could have revealed a fault.
+_POWERLESS = "power: no wrong variant could be tried on these inputs"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +85,9 @@ def weigh(
     if power.not_revealed and not power.revealed:
         outcome = worst_outcome([outcome, "INCONCLUSIVE"])
     diagnosis = _diagnosis(spec, judged) if outcome == "FAIL" else None
+    covered = coverage(judged, options)
+    if options.power and outcome != "FAIL" and not (power.revealed or power.not_revealed):
+        covered = msgspec.structs.replace(covered, not_covered=(*covered.not_covered, _POWERLESS))
     return Judgement(
         outcome=outcome,
         summary=sentence(spec.name, outcome, judged, diagnosis),
@@ -90,9 +95,7 @@ def weigh(
         cases=tuple(j.record for j in judged),
         diagnosis=diagnosis,
         power=power,
-        coverage=msgspec.structs.replace(
-            coverage(judged, options), steps=steps_of(spec, judged, diagnosis, options.repeats)
-        ),
+        coverage=msgspec.structs.replace(covered, steps=steps_of(spec, judged, diagnosis, options.repeats)),
         kernels=tuple(dict.fromkeys(k for j in judged for k in j.record.launches)),
         raised=frozenset(j.record.name for j in judged if j.raised is not None),
         never_ran=judged[0].raised if judged and all(j.raised is not None for j in judged) else None,
