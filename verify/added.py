@@ -61,16 +61,14 @@ def run_wide(spec: KernelSpec, case: Case, rows: Rows) -> Result | str:
 
 def may_add(spec: KernelSpec, case: Case, rows: Rows) -> bool:
     """Whether what has no rows is, over blocks of rows, what the reference would add up itself."""
-    block = rows.block(case, 0, FEW)
-    plain = run(spec.reference, spec, block)
     try:
-        wide = run_wide(spec, block, rows)
+        wide = run_wide(spec, rows.block(case, 0, FEW), rows)
     except Exception:  # it takes no tensors of unlike dtypes
         return False
-    if isinstance(plain, str) or isinstance(wide, str):
+    if isinstance(wide, str):
         return False
-    once, parts = plain.named(), wide.named()
-    for name, like in once.items():
+    parts = wide.named()
+    for name, like in rows.likes.items():
         part = parts[name]
         if like is None or part is None:
             if part is not like:

@@ -24,6 +24,7 @@ from bridge.verify.spec import KernelSpec
 #: Rows tried together; they are cut into parts of these lengths, no two neighbours alike, so that neither
 #: pairs nor aligned groups of rows go unnoticed.
 _PARTS = (2, 3, 1)
+#: How many these are.
 FEW = sum(_PARTS)
 #: Fewer rows than this cannot be cut into blocks that are small beside the whole.
 FEWEST = 48
@@ -44,7 +45,7 @@ class Rows:
     extent: rows in all.
     inputs, upstream: one axis per input and per upstream gradient.
     results: by the names of the verdict table.
-    likes: what the reference gives for a few rows; None for an input without a gradient.
+    likes: what the reference gives for the first FEW rows; None for an input without a gradient.
     """
 
     extent: int
@@ -140,8 +141,7 @@ def _holds(spec: KernelSpec, case: Case, inputs: tuple[Axis, ...], extent: int) 
     rows = _outputs_of(spec, case, inputs, extent)
     if rows is None:
         return None
-    count = FEW
-    for start in (0, (extent - count) // 2, extent - count):
+    for start in (0, (extent - FEW) // 2, extent - FEW):
         edges = list(itertools.accumulate(_PARTS, initial=start))
         try:
             whole = run_golden(spec, rows.block(case, edges[0], edges[-1])).named()
@@ -183,11 +183,11 @@ def _outputs_of(spec: KernelSpec, case: Case, inputs: tuple[Axis, ...], extent: 
     """Axes of the outputs, and so of their upstream gradients, from how their shapes follow the rows."""
     forward = replace(spec, grads=())
     plain = Rows(extent=extent, inputs=inputs, upstream=(), results={}, likes={})
-    few, more = _PARTS[0], FEW
+    few = _PARTS[0]
     without = replace(case, grad_outputs=())
     try:
         small = run_golden(forward, plain.block(without, 0, few)).outputs
-        large = run_golden(forward, plain.block(without, 0, more)).outputs
+        large = run_golden(forward, plain.block(without, 0, FEW)).outputs
     except SpecError:
         return None
     axes: dict[str, Axis] = {}

@@ -13,7 +13,7 @@ from bridge.verify.blocks import Block, Pass, Plan, Surer, surer_rows
 from bridge.verify.case import Case
 from bridge.verify.companions import Compared
 from bridge.verify.compare import Trio, differing, discrete_verdict, judge_tensor, settle_finite
-from bridge.verify.eager import Eager, run_again
+from bridge.verify.eager import Eager, uncut
 from bridge.verify.envelope import Envelope
 from bridge.verify.execute import Result
 from bridge.verify.local import as_matrix, cell_of
@@ -45,7 +45,7 @@ def measure(
         try:
             return ByRows(eager.plan, eager.result, constants=constants, options=options)
         except NotApartError as error:
-            eager = Eager(result=run_again(spec, case), why=str(error))
+            eager = uncut(spec, case, error)
     made = Whole.of(spec, case, eager.result, constants=constants, options=options)
     if not eager.why:
         return made
@@ -70,8 +70,7 @@ def settle(
     try:
         return yardstick, yardstick.settled(target)
     except NotApartError as error:
-        again = Eager(result=run_again(spec, case), why=str(error))
-        yardstick = measure(spec, case, again, constants=constants, options=options)
+        yardstick = measure(spec, case, uncut(spec, case, error), constants=constants, options=options)
         return yardstick, yardstick.settled(target)
 
 

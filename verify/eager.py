@@ -83,14 +83,14 @@ def run_whole(spec: KernelSpec, case: Case, *, copies: bool = True) -> Result:
     return result
 
 
-def run_again(spec: KernelSpec, case: Case) -> Result:
-    """As `run_whole`, for a case that was to be judged in blocks.
+def uncut(spec: KernelSpec, case: Case, why: NotApartError) -> Eager:
+    """All results of the reference, for a case that was to be judged in blocks.
 
     Raises:
         KernelError: the reference raised, or returns something else than tensors.
     """
     try:
-        return run_whole(spec, case)
+        return Eager(result=run_whole(spec, case), why=str(why))
     except Exception as error:
         raise KernelError(refusal(spec, case, "reference", error)) from error
 

@@ -36,9 +36,6 @@ from bridge.verify.verdict import (
 from bridge.verify.weigh import JudgedCase, Judgement, keep_little, weigh
 from bridge.verify.whole import Whole
 
-#: Cases with more input elements than this are not kept for diagnosis.
-_KEPT_ELEMENTS = 1 << 18
-
 
 def judge(
     spec: KernelSpec,
@@ -133,7 +130,7 @@ def judge_case(spec: KernelSpec, case: Case, *, constants: Constants, options: O
         judged.tiles = target.tiles
         if isinstance(yardstick, Whole):
             judged.evidence = yardstick.evidence(target, judged.tensors)
-        elif options.power or any(t.verdict == "FAIL" for t in judged.tensors):
+        elif not options.recorded and (options.power or any(t.verdict == "FAIL" for t in judged.tensors)):
             judged.evidence = _on_some_rows(spec, yardstick, judged.tensors, constants, options)
     verdict = worst_outcome([t.verdict for t in judged.tensors] or ["PASS WITH LIMITATIONS"])
     judged.record = _with(judged.record, verdict, time.perf_counter() - start)
